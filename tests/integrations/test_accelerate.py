@@ -1,6 +1,4 @@
-"""Objects that accelerate prepared, its trackers, and its processes."""
-
-from __future__ import annotations
+"""Objects that accelerate prepared, and its processes."""
 
 import os
 import subprocess
@@ -17,20 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "training"))
 from small_problems import loss, network, records  # noqa: E402
 
 
-class Tracked:
-    """A writer that hands the rows to the trackers of an accelerator."""
-
-    def __init__(self, accelerator):
-        self.accelerator = accelerator
-
-    def write(self, row):
-        self.accelerator.log({name: value for name, value in row.items() if name != "step"}, row["step"])
-
-    def close(self):
-        self.accelerator.end_training()
-
-
-def trained(prepare, writers=()):
+def trained(prepare):
     model = network(seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, scheduler = prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2))
@@ -41,7 +26,7 @@ def trained(prepare, writers=()):
         data=records(),
         sampling=eq.Poisson(expected_batch_size=12, population=60, steps=4),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        run=eq.Run(scheduler=scheduler, reproducible=True, writers=writers),
+        run=eq.Run(scheduler=scheduler, reproducible=True),
     )
     rates = [step.learning_rate for step in training]
     return rates, torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -52,32 +37,6 @@ def test_prepared_objects_are_taken():
     plain, prepared = trained(lambda *objects: objects), trained(accelerator.prepare)
     assert plain[0] == prepared[0] == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert torch.equal(plain[1], prepared[1])
-
-
-def test_trackers_get_publishable_rows(tmp_path):
-    class Memory(accelerate.tracking.GeneralTracker):
-        name, requires_logging_directory, main_process_only = "memory", False, True
-
-        def __init__(self):
-            super().__init__()
-            self.rows = {}
-
-        @property
-        def tracker(self):
-            return self.rows
-
-        def store_init_configuration(self, values):
-            pass
-
-        def log(self, values, step=None, **options):
-            self.rows[step] = values
-
-    memory = Memory()
-    accelerator = accelerate.Accelerator(cpu=True, log_with=memory)
-    accelerator.init_trackers("run")
-    trained(accelerator.prepare, [Tracked(accelerator)])
-    assert sorted(memory.rows) == [1, 2, 3, 4]
-    assert {"released_norm", "epsilon"} <= set(memory.rows[4])
 
 
 SCRIPT = """

@@ -1,7 +1,5 @@
 """Lightning's Trainer with private steps: parameters are those of `PrivateTraining`, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
@@ -100,17 +98,9 @@ def test_parameters_are_those_of_private_training(tmp_path, is_validated):
     module, alone = Classifier(), Classifier()
     found = fitted(trainer_of(tmp_path), module, val_dataloaders=public() if is_validated else None)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    training = eq.PrivateTraining(
-        alone,
-        optimizer,
-        **arranged(
-            loss=loss,
-            data=records(),
-            sampling=SAMPLING,
-            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4),
-            **PRIVATE,
-        ),
-    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+    given = {"loss": loss, "data": records(), "sampling": SAMPLING, "scheduler": scheduler} | PRIVATE
+    training = eq.PrivateTraining(alone, optimizer, **arranged(**given))
     training.run(progress=False)
     assert torch.equal(flat(module), flat(alone))
     more = {*found.statement().assumptions} - {*training.statement().assumptions}
@@ -122,7 +112,8 @@ def test_parameters_are_those_of_private_training(tmp_path, is_validated):
     assert module.started == 1
 
 
-def test_what_a_loss_logs_of_private_records_reaches_no_logger(tmp_path):
+def test_loggers_get_publishable_numbers(tmp_path):
+    """And nothing that a loss logs of private records."""
     rows = Rows()
 
     def logging_loss(module, batch):
@@ -130,18 +121,10 @@ def test_what_a_loss_logs_of_private_records_reaches_no_logger(tmp_path):
         module.log("private_loss", found.mean())
         return found
 
+    trainer, given = trainer_of(tmp_path, logger=rows), {"loss": logging_loss, "folder": tmp_path / "run"}
     with pytest.warns(UserWarning, match="trainer. reference is not registered"):
-        fitted(trainer_of(tmp_path, logger=rows), Classifier(), loss=logging_loss)
-    assert rows.rows
-    assert not any("private_loss" in row for _, row in rows.rows)
-
-
-def test_loggers_get_publishable_numbers(tmp_path):
-    rows = Rows()
-    trainer = trainer_of(tmp_path, logger=rows)
-    training = fitted(trainer, Classifier(), val_dataloaders=public(), folder=tmp_path / "run")
-    steps = [step for step, row in rows.rows if "released_norm" in row]
-    assert steps == list(range(8))
+        training = fitted(trainer, Classifier(), val_dataloaders=public(), **given)
+    assert [step for step, row in rows.rows if "released_norm" in row] == list(range(8))
     names = {name for _, row in rows.rows for name in row}
     assert names <= {
         "learning_rate", "clip_norm", "released_norm", "noise_norm", "epsilon", "val_accuracy", "epoch",
@@ -173,16 +156,10 @@ def test_a_run_goes_on_from_its_folder(tmp_path):
     assert training.statement().releases[0]["used"] == 8
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("gradient_clip_val", 0.5),
-        ("accumulate_grad_batches", 2),
-        ("overfit_batches", 1),
-        ("limit_train_batches", 3),
-        ("fast_dev_run", True),
-    ],
-)
+REFUSED = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "overfit_batches": 1, "fast_dev_run": True}
+
+
+@pytest.mark.parametrize(("option", "value"), REFUSED.items())
 def test_a_setting_that_does_not_go_with_private_steps_is_refused_by_name(tmp_path, option, value):
     with pytest.raises(ValueError, match=rf"Trainer\({option}="):
         fitted(trainer_of(tmp_path, **{option: value}), Classifier())
@@ -216,7 +193,6 @@ class Gan(lightning.LightningModule):
         super().__init__()
         torch.manual_seed(3)
         self.critic, self.generator = torch.nn.Linear(2, 1), torch.nn.Linear(1, 2)
-        self.register_buffer("draws", torch.linspace(-1, 1, 8).reshape(8, 1))
 
     def configure_optimizers(self):
         both = (self.critic, torch.optim.SGD), (self.generator, torch.optim.Adam)
@@ -237,7 +213,7 @@ def test_a_generator_moves_between_the_private_steps_of_its_critic(tmp_path):
     def public_step(module):
         optimizer = getattr(module, "own", None) or module.trainer.optimizers[1]
         optimizer.zero_grad()
-        (-module.critic(module.generator(module.draws)).mean()).backward()
+        (-module.critic(module.generator(torch.linspace(-1, 1, 8)[:, None])).mean()).backward()
         optimizer.step()
 
     options = {"loss": against_samples, "data": data, "sampling": SAMPLING} | PRIVATE

@@ -1,7 +1,5 @@
 """Arguments of a training by the names of their fields, whichever object they belong to."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

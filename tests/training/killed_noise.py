@@ -2,12 +2,10 @@
 
     python killed_noise.py FOLDER PROCESSES SEED WHAT
 
-WHAT is "same", or "changed": then every life from the fifth on has another loss, so that the sums are others.
+WHAT is "same", or "changed": then every life from the third on has another loss, so that the sums are others.
 With "bands" behind it noise is correlated over steps.
 FOLDER/run gets the run, FOLDER/noise-RANK.jsonl a line for each piece of noise and for each release.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -29,7 +27,7 @@ from equipoise.privacy import Ledger
 from equipoise.privacy.digests import digest
 from equipoise.privacy.noise.streams import NormalStream
 
-STEPS, CHECKPOINT_EVERY, KILLS = 120, 4, 10
+STEPS, CHECKPOINT_EVERY, KILLS = 72, 4, 6
 
 
 def kill_after(calls: int) -> None:
@@ -76,7 +74,7 @@ def note_noise(file: Path, life: int, run: eq.PrivateTraining) -> None:
 
 
 def training(folder: Path, life: int, what: str) -> eq.PrivateTraining:
-    scale = 1 + life / 100 if life >= 5 and what.startswith("changed") else 1.0
+    scale = 1 + life / 100 if life >= 3 and what.startswith("changed") else 1.0
     method: eq.Method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
     if what.endswith("bands"):
         method = eq.DPMF(clip_norm=0.5, noise_multiplier=1.0, bands=3)

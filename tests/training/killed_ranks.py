@@ -5,8 +5,6 @@ KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the mo
 SHARDED says how processes hold parts of the model: "fully", or "cut"; METHOD is one of `METHODS`.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -17,9 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from killed_users import MOST, owners
 from sharded_ranks import cut, layers, sharded, values
-from small_problems import RECORDS, loss, network, records
+from small_problems import RECORDS, loss, network, owners, records
 
 import equipoise as eq
 
@@ -93,7 +90,7 @@ def main(run_dir: str) -> None:
         data=eq.Data(records(), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
         method=METHODS[method],
-        unit=eq.Users(owners(), records_per_user=MOST) if method == "users" else "record",
+        unit=eq.Users(owners(), records_per_user=3) if method == "users" else "record",
         run=eq.Run(run_dir, reproducible=True),
     )
     if is_mine and "KILL_STEP" in os.environ:

@@ -4,8 +4,6 @@ WHERE is one of forward, update, checkpoint, or "read 2" for the second place wh
 WHAT is one of `RUNS`. Most have a sampling whose epsilon has a closed form: quick.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -60,21 +58,9 @@ def start(
         run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **arranged(**pieces)))
     else:
         method, sampling = RUNS[what]
-        run.append(
-            eq.PrivateTraining(
-                model,
-                optimizer,
-                **arranged(
-                    sampling=sampling,
-                    method=method,
-                    reproducible=True,
-                    folder=run_dir,
-                    ema_decay=0.5,
-                    microbatch_size=5,
-                    **pieces,
-                ),
-            )
-        )
+        pieces |= {"reproducible": True, "folder": run_dir, "ema_decay": 0.5, "microbatch_size": 5}
+        given = arranged(sampling=sampling, method=method, **pieces)
+        run.append(eq.PrivateTraining(model, optimizer, **given))
     training = run[0]
     training.engine.never_replay("the loss looks at the step")
     if where.startswith("read"):

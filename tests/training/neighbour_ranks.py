@@ -1,10 +1,7 @@
 """Two processes on neighbouring data sets, and on data that are not the same in both."""
 
-from __future__ import annotations
-
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sharded_ranks import NOISE, cut, dropped_layers, layers, sharded
-from small_problems import CLASSES, RECORDS, OnDemand, records, training
+from small_problems import RECORDS, OnDemand, records, training
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 import equipoise as eq
 from equipoise._dtensor import all_values
@@ -83,42 +79,6 @@ def sums(name: str, how: str, missing: bool) -> list[dict[str, Any]]:
     return heard(run.take_step)
 
 
-class Texts(torch.utils.data.Dataset):
-    """Of several lengths; one process may read them slowly."""
-
-    def __init__(self, seconds: float) -> None:
-        rng = torch.Generator().manual_seed(0)
-        lengths = torch.randint(2, 9, (RECORDS,), generator=rng)
-        self.texts = [torch.randn(int(n), 12, generator=rng, dtype=torch.float64) for n in lengths]
-        self.labels = torch.randint(CLASSES, (RECORDS,), generator=rng)
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self.seconds)
-        return self.texts[i], self.labels[i]
-
-
-def padded(items: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    texts, labels = zip(*items, strict=True)
-    return {"input": pad_sequence(list(texts), batch_first=True), "label": torch.stack(labels)}
-
-
-def of_texts(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    there = batch["input"].ne(0).any(-1, keepdim=True)
-    logits = (model(batch["input"]) * there).sum(1)
-    return nn.functional.cross_entropy(logits, batch["label"], reduction="none")
-
-
-def read_slowly(how: str, rank: int) -> float:
-    """The processes try the same at the start, however long it takes them."""
-    data, options = Texts(0.02 * rank), {"steps": 1, "collate": padded, "loss": of_texts}
-    run = training(built(how), data=data, microbatch_size=8, method=eq.DPSGD(**NOISE), **options)
-    return [step.released_norm for step in run][-1]
-
-
 class Broken(OnDemand):
     """One of its records can be read in one process only."""
 
@@ -170,7 +130,6 @@ def work(rank: int, port: int, folder: str) -> None:
         for missing in (False, True)
     }
     found |= {("refused", how): refused(how, rank) for how in HOW}
-    found |= {("slowly", how): read_slowly(how, rank) for how in HOW[1:]}
     for how in HOW[1:]:
         model = built(how)
         note_sharding(model)

@@ -1,17 +1,14 @@
 """Trainings of models of which two processes hold parts; what each finds goes into files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import parallel_engine
 import torch
 import torch.distributed as dist
 from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, training
@@ -118,15 +115,9 @@ def start(name: str, is_sharded: bool, folder: Path | None = None, **more: Any) 
         options.pop(key, None)
     if options.get("loss") == "dropped layers":
         options["loss"] = dropped_layers
-    data = records(dtype=torch.float64)
-    defaults = {"steps": 6, "batch": 12, "microbatch_size": 4, "learning_rate": 0.1}
-    return training(
-        model,
-        optimizer=torch.optim.Adam,
-        data=data,
-        folder=folder,
-        **(defaults | options | more),
-    )
+    usual = {"steps": 6, "batch": 12, "microbatch_size": 4, "learning_rate": 0.1, "folder": folder}
+    usual |= {"optimizer": torch.optim.Adam, "data": records(dtype=torch.float64)}
+    return training(model, **(usual | options | more))
 
 
 def trained(name: str, is_sharded: bool) -> Tensor:
@@ -142,42 +133,30 @@ def resume(folder: Path, model: nn.Module) -> eq.PrivateTraining:
 
 
 def killed_and_resumed(name: str, folder: Path) -> dict[str, Any]:
-    """A run that is left two steps behind its checkpoint and taken up by fresh processes' objects."""
+    """Of a whole run, and of one that is left and taken up by fresh objects."""
     whole = start(name, True, folder / "whole")
     public = records(dtype=torch.float64)["input"][:4]
     # A forward without a backward leaves what `fully_shard` gathered of the outermost layers.
-    result = whole.run(evaluate=lambda model: float(model(public).sum()), evaluate_every=2, progress=False)
-    run = start(name, True, folder / "left")
-    for step in run:
-        if step.step == 3:
-            run.save_checkpoint()
-        if step.step == 5:
-            break
-    run.close()
+    whole.run(evaluate=lambda model: float(model(public).sum()), evaluate_every=2, progress=False)
+    left_behind(name, folder / "left")
     again = resume(folder / "left", built(name, True, seed=4))
     begun_at = again.steps_done
     again.run(progress=False)
     ended = built(name, True, seed=5)
-    found = eq.PrivateTraining.start_or_resume(
-        ended,
-        torch.optim.Adam(ended.parameters()),
-        loss=loss,
-        data=records(dtype=torch.float64),
-        sampling=whole.sampling,
-        run=folder / "whole",
-    )
+    given = {"loss": loss, "data": records(dtype=torch.float64), "sampling": whole.sampling}
+    optimizer = torch.optim.Adam(ended.parameters())
+    found = eq.PrivateTraining.start_or_resume(ended, optimizer, run=folder / "whole", **given)
     return {
         "whole": values(whole.model),
         "resumed": values(again.model),
         "ended": values(ended) if found.run().finished else None,
         "begun at": begun_at,
-        "epsilon": result.statement is not None,
     }
 
 
-def left_for_one(folder: Path) -> None:
-    """A run of two processes, for one that is not sharded over them any more."""
-    run = start("adam", True, folder / "two")
+def left_behind(name: str, folder: Path) -> None:
+    """A run that is left two steps behind its checkpoint."""
+    run = start(name, True, folder)
     for step in run:
         if step.step == 3:
             run.save_checkpoint()
@@ -251,95 +230,10 @@ def exchanges(depth: int, how: str) -> dict[str, int]:
     next(taken)
     names = ["all_reduce", "broadcast", "broadcast_object_list", "all_gather_object"]
     names += [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name)][:1]
-    counts, own = dict.fromkeys(names, 0), {name: getattr(dist, name) for name in names}
-    inside = [False]
-
-    def counted(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            outer, inside[0] = inside[0], True
-            counts[name] += not outer
-            try:
-                return own[name](*args, **kwargs)
-            finally:
-                inside[0] = outer
-
-        return call
-
-    for name in names:
-        setattr(dist, name, counted(name))
-    try:
+    with ExitStack() as stack:
+        watched = [stack.enter_context(patch.object(dist, name, wraps=getattr(dist, name))) for name in names]
         next(taken)
-    finally:
-        for name in names:
-            setattr(dist, name, own[name])
-    return counts
-
-
-def gpt2(folder: Path) -> dict[str, Any]:
-    """A small GPT-2, whole and by low-rank updates of a sharded frozen base."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 10, "vocab_size": 13, "n_positions": 8}
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    tokens = torch.randint(13, (RECORDS, 6), generator=torch.Generator().manual_seed(0))
-
-    def next_token(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        logits = model(batch["tokens"]).logits[:, :-1].transpose(1, 2)
-        return nn.functional.cross_entropy(logits, batch["tokens"][:, 1:], reduction="none").sum(1)
-
-    def made(is_sharded: bool, with_lora: bool) -> Tensor:
-        torch.manual_seed(2)
-        model = GPT2LMHeadModel(GPT2Config(**sizes, **quiet)).double()
-        blocks = [*model.transformer.h]
-        if with_lora:
-            from peft import LoraConfig, get_peft_model
-
-            config = LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True)
-            model = get_peft_model(model, config).double()
-        if is_sharded:
-            for block in blocks:
-                fully_shard(block)
-            fully_shard(model)
-        run = training(
-            model,
-            optimizer=torch.optim.AdamW,
-            data={"tokens": tokens},
-            loss=next_token,
-            steps=3,
-            batch=8,
-            microbatch_size=4,
-            method=eq.DPSGD(**NOISE),
-        )
-        for _ in run:
-            pass
-        return values(model)
-
-    return {
-        f"{lora}": (made(is_sharded, lora))
-        for lora in (False, True)
-        for is_sharded in [dist.is_initialized()]
-    }
-
-
-def tied_and_checkpointed(is_cut: bool) -> Tensor:
-    """A language model, trained; its look-up and its head share a weight, which is cut by words."""
-    case = parallel_engine.CASES["tied and checkpointed"]
-    words = case.records(RECORDS)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if is_cut else None
-    model = parallel_engine.built(case, mesh)
-    run = training(
-        model,
-        optimizer=torch.optim.Adam,
-        learning_rate=0.1,
-        data={"words": words},
-        loss=lambda model, batch: case.loss(model, batch["words"]),
-        steps=4,
-        batch=8,
-        microbatch_size=4,
-        method=eq.DPSGD(**NOISE),
-    )
-    norms = [step.released_norm for step in run]
-    return torch.cat([values(model), torch.tensor(norms, dtype=torch.float64)])
+        return {name: one.call_count for name, one in zip(names, watched, strict=True)}
 
 
 def work(rank: int, port: int, folder: str) -> None:
@@ -350,15 +244,12 @@ def work(rank: int, port: int, folder: str) -> None:
     found: dict[str, Any] = {name: trained(name, True) for name in CASES}
     for name in RESUMED:
         found[f"resumed {name}"] = killed_and_resumed(name, path / name)
-    left_for_one(path)
+    left_behind("adam", path / "two")
     found["refused"] = refused(path)
     found |= {("memory", name): memory(name) for name in ("adam", "cut")}
     found["exchanges"] = {
         (depth, how): exchanges(depth, how) for depth in (1, 9) for how in ("whole", "sharded", "cut")
     }
-    if find_spec("transformers"):
-        found["gpt2"] = gpt2(path)
-    found["tied and checkpointed"] = tied_and_checkpointed(is_cut=True)
     torch.save(found, path / f"found{rank}.pt")
     dist.destroy_process_group()
 

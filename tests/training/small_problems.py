@@ -1,7 +1,5 @@
 """A small problem that the tests of this room share: twelve features, three classes, made-up records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +85,11 @@ def updates_of_users(
     users["there"] = torch.arange(places) < (torch.arange(RECORDS) % (places + 1))[:, None]
     local = LocalUpdates(own_loss, steps=3, batch_size=2, learning_rate=0.3, present="there")
     return {"loss": local, "data": users}
+
+
+def owners() -> list[str]:
+    """Users with 1, 2, 3, ... records."""
+    return [f"user {k}" for k in range(RECORDS) for _ in range(k + 1)][:RECORDS]
 
 
 def training(

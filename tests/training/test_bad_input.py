@@ -1,26 +1,28 @@
 """Bad input gives an error that teaches, before anything is spent."""
 
-from __future__ import annotations
-
 import json
 import warnings
 
 import pytest
 import torch
 from small_problems import (
+    CLASSES,
+    FEATURES,
     RECORDS,
     OnDemand,
     loss,
     network,
     parameters,
     records,
+    resumed,
+    saved,
     training,
     weighted_loss,
     with_overflow,
 )
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.data import Records
@@ -30,11 +32,6 @@ from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.privacy import ChangedQueryError, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training import DataError, forwards
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(())
 
 
 class Items(OnDemand):
@@ -65,20 +62,13 @@ DATA = {
     "a label below the range": (lambda: with_label(-1), "fails on .*labels' range"),
     "infinity": (lambda: with_input(float("inf")), "1 record holds NaN or infinity"),
     "NaN that was let pass": (
-        lambda: Records(with_input(float("nan")), check_finite=False),
-        r"the first is number 5",
+        lambda: Records(with_input(float("nan")), check_finite=False), "the first is number 5"
     ),
     "unequal lengths": (shorter, "same record axis"),
-    "a stream": (Stream, "Stream, which has no record numbers"),
     "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*loader.dataset"),
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
-    "a number": (lambda: 3, "data is an int; give a map-style dataset"),
-    "no tensors": (lambda: {"input": "text"}, "where tensors"),
-    "NumPy arrays": (
-        lambda: {name: value.numpy() for name, value in records().items()},
-        r"'ndarray'.*torch.from_numpy\(array\)",
-    ),
-}
+    "NumPy arrays": (lambda: {n: v.numpy() for n, v in records().items()}, r"torch.from_numpy\(array\)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -89,11 +79,22 @@ def test_bad_data(name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class Halved(TensorDataset):
+    """It makes its own items: its tensors had been taken as they are."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x / 2, y
+
+
 @pytest.mark.parametrize(
     "data",
-    [records(), Records(records()), Items(), list(records().values()), TensorDataset(*records().values())],
+    [
+        Records(records()), Items(), list(records().values()), TensorDataset(*records().values()),
+        Halved(2 * records()["input"], records()["label"]),
+    ],
     ids=type,
-)
+)  # fmt: skip
 def test_every_kind_of_data_gives_the_same_training(data):
     def either(model, batch):
         x, y = batch.values() if isinstance(batch, dict) else batch
@@ -105,48 +106,18 @@ def test_every_kind_of_data_gives_the_same_training(data):
     torch.testing.assert_close(parameters(got), parameters(expect))
 
 
-class Halved(TensorDataset):
-    def __getitem__(self, i):
-        x, y = super().__getitem__(i)
-        return x / 2, y
-
-
-def test_a_class_derived_from_tensor_data_makes_its_own_items():
-    """Its tensors had been taken, and what it makes of them left out."""
-
-    def pairs(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    x, y = records().values()
-    expect, got = network(), network()
-    list(training(expect, data=(x / 2, y), loss=pairs, steps=2))
-    run = training(got, data=Halved(x, y), loss=pairs, steps=2)
-    list(run)
-    torch.testing.assert_close(parameters(got), parameters(expect))
-    assert any("were not checked for NaN" in text for text in run.statement().assumptions)
-
-
 LOSSES = {
     "a mean": (lambda m, b: loss(m, b).mean(), DataError, 'use reduction="none"'),
     "every record with every other": (
-        lambda m, b: m(b["input"])[:, :1] - b["label"],
-        DataError,
-        r"shape \((\d), \1\).*an output \[B, 1\] met a target \[B\]",
+        lambda m, b: m(b["input"])[:, :1] - b["label"], DataError, r"an output \[B, 1\] met a target \[B\]"
     ),
     "a mean of every record with every other": (
         lambda m, b: (m(b["input"])[:, :1] - b["label"]).square().mean(1),
-        CrossRecordError,
-        r"test_bad_input.py.*aten.sub.*an output \[B, 1\] minus a target \[B\]",
+        CrossRecordError, r"test_bad_input.py.*aten.sub.*an output \[B, 1\] minus a target \[B\]",
     ),
     "a function of outputs and labels": (F.cross_entropy, DataError, "It gets model and batch"),
-    "two numbers a record": (
-        lambda m, b: m(b["input"]),
-        DataError,
-        "belongs to one record",
-    ),
     "not a number": (lambda m, b: loss(m, b) / 0, DataError, "NaN or infinite"),
-    "no tensor": (lambda m, b: 1.0, TypeError, "must return a tensor"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -154,25 +125,10 @@ def test_bad_losses(name):
     bad, kind, words = LOSSES[name]
     with pytest.raises(kind, match=words):
         training(loss=bad)
-    with pytest.raises(TypeError, match="loss is a str"):
-        training(loss="cross_entropy")
 
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-lr_scheduler = torch.optim.lr_scheduler
-
-
-def sequential(optimizer):
-    """A sequence with a chain in it that holds a ReduceLROnPlateau, which some versions of PyTorch refuse."""
-    chain = lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(optimizer)], optimizer=optimizer)
-    chain._schedulers.append(lr_scheduler.ReduceLROnPlateau(optimizer))
-    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ConstantLR(optimizer)]
-    sequence = lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
-    sequence._schedulers[1] = chain
-    return sequence
 
 
 def with_rate(rate, optimizer):
@@ -180,46 +136,31 @@ def with_rate(rate, optimizer):
     return optimizer
 
 
+schedulers = torch.optim.lr_scheduler
+#: Arguments, of which `optimizer` makes one for the model, an error and words of it.
 ARGUMENTS = {
     "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
     "a sampling rate": ({"sampling": 0.01}, TypeError, "population"),
-    "a class of methods": ({"method": eq.DPSGD}, TypeError, "class DPSGD itself"),
-    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
-    "no device at all": ({"device": "gpu"}, ValueError, "device='gpu' is no device"),
     "nothing to train": ({"model": network().requires_grad_(False)}, ValueError, "no trainable parameter"),
     "several evaluations a step": (
-        {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
-        TypeError,
-        "optimizer is a LBFGS",
-    ),
-    "an optimiser of sparse gradients": (
-        {"optimizer": lambda m: torch.optim.SparseAdam(list(m.parameters()))},
-        TypeError,
-        "optimizer is a SparseAdam",
+        {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())}, TypeError, "optimizer is a LBFGS"
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
     "an optimiser that finds its rate": (
-        {"optimizer": lambda m: with_rate(None, sgd(m))},
-        ValueError,
-        "optimizer has lr=None",
+        {"optimizer": lambda m: with_rate(None, sgd(m))}, ValueError, "optimizer has lr=None"
     ),
-    "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),
     "a scheduler that follows a metric": (
-        {"scheduler": sequential(sgd(network()))},
-        TypeError,
-        "ReduceLROnPlateau",
+        {"scheduler": schedulers.ReduceLROnPlateau(sgd(network()))}, TypeError, "ReduceLROnPlateau"
     ),
     "a foreign scheduler": (
-        {"scheduler": lr_scheduler.StepLR(sgd(network()), 1)},
-        ValueError,
-        "another optimiser",
+        {"scheduler": schedulers.StepLR(sgd(network()), 1)}, ValueError, "another optimiser"
     ),
     "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["sampling", "method", "budget", "augmentation"])
+@pytest.mark.parametrize("name", ["method", "augmentation"])
 def test_records_in_place_of_an_argument_are_not_printed(name):
     with pytest.raises(TypeError, match=f"^{name} is "):
         training(**{name: records()["input"]})
@@ -250,9 +191,7 @@ def test_a_population_far_above_the_data_is_warned_of():
         training(population=RECORDS)
 
 
-@pytest.mark.parametrize(
-    ("rule", "value"), [("abadi", float("nan")), ("auto_s", float("inf")), ("nsgd", 1e30), ("psac", 1e30)]
-)
+@pytest.mark.parametrize(("rule", "value"), [("abadi", float("nan")), ("nsgd", 1e30)])
 def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
     """A record that is fine in the data and blows up on the way: everything else stays as without it."""
 
@@ -305,10 +244,8 @@ class Curse(Items):
         return item | {"input": item["input"] * float(self.how)}
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("how", "position"),
-    [("unreadable", 0), ("label", 41), ("shape", 0), ("fields", 41), ("nan", 0), ("unreadable", 41)],
+    ("how", "position"), [("unreadable", 0), ("label", 41), ("shape", 0), ("fields", 41), ("nan", 0)]
 )
 def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, capfd):
     sampling = eq.FullBatch(RECORDS, 2)
@@ -324,48 +261,12 @@ def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, c
     torch.testing.assert_close(parameters(model), parameters(without), rtol=1e-5, atol=1e-6)
     diagnostics = (tmp_path / "run/private/diagnostics.jsonl").read_text()
     rows = [json.loads(line) for line in diagnostics.splitlines()]
-    counted = "batch.gradient.records_not_finite" if how in ("nan", "inf") else "batch.records_failed"
+    counted = "batch.gradient.records_not_finite" if how == "nan" else "batch.records_failed"
     assert [row[counted] for row in rows] == [1, 1]
-    shown = "".join(capfd.readouterr()) + "".join(
-        path.read_text()
-        for path in (tmp_path / "run").rglob("*.*")
-        if path.suffix in (".json", ".jsonl", ".html")
-    )
+    files = [path for path in (tmp_path / "run").rglob("*.*") if path.suffix in (".json", ".jsonl")]
+    shown = "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
     assert "secret-value" not in shown
     assert str(NO_CLASS) not in shown
-
-
-def test_a_draw_of_nothing_but_bad_records_takes_its_step(tmp_path):
-    class Hopeless(Items):
-        def __getitem__(self, index):
-            if broken and index > 3:
-                raise OSError("gone")
-            return super().__getitem__(index)
-
-    broken = []
-    data = Hopeless()
-    run = training(data=data, steps=3, batch=3, microbatch_size=2, folder=tmp_path / "run")
-    broken.append(1)
-    list(run)
-    assert run.steps_done == 3
-    rows = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
-    assert sum(json.loads(row).get("batch.failures", {}).get("OSError", 0) for row in rows) > 0
-
-
-def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
-    data, model = records(), network()
-    with torch.no_grad():
-        norms = eq.per_sample_gradients(model, loss, data).row_norms()
-    threshold = float(norms.sort().values[44:46].mean())
-    method = eq.DPSGD(clip_norm=threshold, noise_multiplier=1.0)
-    run = training(
-        model, data=data, method=method, sampling=eq.FullBatch(RECORDS, 1), folder=tmp_path / "run",
-        microbatch_size=16,
-    )  # fmt: skip
-    list(run)
-    (row,) = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
-    assert json.loads(row)["batch.gradient.clip_fraction"] == pytest.approx(15 / 60)
-    assert "clip_fraction" not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
 class Switched(nn.Module):
@@ -384,21 +285,16 @@ class Switched(nn.Module):
         self.switch[0] = value
 
 
-class Renormalised(Switched):
-    """A table whose rows are shortened where they are looked up; later switched on by ``later``."""
+class Halving(Switched):
+    """It halves rows of its table, through `.data`, once its switch is off."""
 
-    def __init__(self, how, later=False):
-        super().__init__(later)
-        self.how, self.calls = how, 0
-        self.table = nn.Embedding(10, 4, max_norm=0.1 if how == "module" else None)
-        self.table.weight.requires_grad_(how != "frozen")
-        self.head = nn.Linear(4, 3)
+    def __init__(self):
+        super().__init__(later=True)
+        self.table, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
 
     def forward(self, ids):
-        table = self.table.weight
-        if self.how != "module" and not self.later:
-            with torch.no_grad():
-                (table.data if self.how == "data" else table).view(10, 4)[ids.unique()] *= 0.5
+        if not self.later:
+            self.table.weight.data.view(10, 4)[ids.unique()] *= 0.5
         return self.head(self.table(ids))
 
 
@@ -411,18 +307,8 @@ def tokens_training(model):
     return training(model, data=data, loss=tokens_loss, learning_rate=1e-12, batch=6, steps=4)
 
 
-@pytest.mark.parametrize("how", ["module", "frozen", "function", "data"])
-def test_a_model_that_writes_its_parameters_is_refused_as_it_came(how):
-    model = Renormalised(how)
-    before = parameters(model).clone()
-    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
-        tokens_training(model).run()
-    assert torch.equal(parameters(model), before)
-
-
-@pytest.mark.parametrize("how", ["function", "data"])
-def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
-    model = Renormalised(how, later=True)
+def test_a_model_that_writes_its_parameters_later_takes_no_step():
+    model = Halving()
     private = tokens_training(model)
     private.take_step()
     model.later, seen = False, []
@@ -431,22 +317,6 @@ def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
         private.take_step()
     assert private.steps_done == 1
     assert not seen
-
-
-def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
-    """No version counter moves, and no sum of the values or of their bits."""
-    private = tokens_training(Renormalised("function", later=True))
-    step = type(private.method).step
-
-    def exchanging(self, context, state):
-        table = private.model.table.weight.data
-        table[[0, 1]] = table[[1, 0]]
-        return step(self, context, state)
-
-    monkeypatch.setattr(type(private.method), "step", exchanging)
-    with pytest.raises(RuntimeError, match=r"writes to itself"):
-        private.take_step()
-    assert private.steps_done == 0
 
 
 class Keeping(Switched):
@@ -637,3 +507,201 @@ def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):
     assert run._steps.looks_at_once
     assert sum(len(ids) for ids, _ in seen) == 2 * (RECORDS - 1)
     assert all(ids == part for ids, part in seen)
+
+
+SAMPLING = eq.FixedEpochs(12, RECORDS, 5)
+other = network(seed=3)
+
+
+def wrong(model, batch):
+    """Whole numbers: 1 where the class is wrong."""
+    return (model(batch["input"]).argmax(1) != batch["label"]).float()
+
+
+CUT_OFF = {
+    "detached": lambda model, batch: loss(model, batch).detach(),
+    "another model": lambda model, batch: loss(other, batch),
+}
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_a_loss_without_a_gradient_is_refused_before_anything_is_spent(tmp_path, name):
+    with pytest.raises(DataError, match=r"no gradient.*Nothing was spent"):
+        training(loss=CUT_OFF[name], sampling=SAMPLING, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_that_takes_losses_alone_needs_no_gradient():
+    run = training(loss=wrong, sampling=SAMPLING, method=eq.methods.DPZO(clip_norm=0.5, noise_multiplier=1.0))
+    assert len(list(run)) == 5
+
+
+def asleep():
+    """All ReLUs are off at the start."""
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES).requires_grad_(False))
+    nn.init.constant_(model[0].bias, -1000.0)
+    return model
+
+
+def hooked():
+    """A hook divides by the standard deviation over the batch, which a single record does not have."""
+    model = network()
+    model[1].register_forward_hook(
+        lambda module, args, out: out.register_hook(lambda g: g / (g.std(0) + 1e-3)) and None
+    )
+    return model
+
+
+ZERO = {
+    "rounding": (network, lambda model, batch: model(batch["input"]).round().sum(1)),
+    "dead units": (asleep, loss),
+    "NaN for a record by itself": (hooked, loss),
+}
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_gradients_that_are_all_zero_or_not_finite_are_named(name):
+    make, own_loss = ZERO[name]
+    with pytest.warns(UserWarning, match="noise alone"):
+        training(make(), loss=own_loss, sampling=SAMPLING)
+
+
+class LowRank(nn.Module):
+    """An adapter whose second factor is zero at the start: the first one has no gradient then."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+        self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, CLASSES, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_a_model_that_begins_at_zero_is_not():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        training(LowRank(), sampling=SAMPLING)
+
+
+def with_norm(trained=False):
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[1].requires_grad_(trained)
+    return model
+
+
+def by_person(model, batch):
+    return loss(model, batch) + 0 * batch["person"]
+
+
+PERSONS = records() | {"person": torch.arange(RECORDS) // 2}
+USERS = {"records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
+
+
+CASES = {
+    "norm": (lambda: training(with_norm(trained=True)), "replace_batch_norm"),
+    "loss with parameters": (
+        lambda: training(
+            optimizer=lambda own, lr: torch.optim.SGD([*own, *nn.Linear(3, 3).parameters()], lr)
+        ),
+        "ModuleDict",
+    ),
+    "owner's column": (lambda: training(data=PERSONS, owner="person", **USERS), "owner=its values"),
+    "scaler": (lambda: training(optimizer=lambda *_, **__: torch.amp.GradScaler("cpu")), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(("start", "remedy"), CASES.values(), ids=CASES)
+def test_a_refusal_names_the_way_that_works(start, remedy):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=remedy):
+        start()
+
+
+def test_a_delta_that_lets_a_record_leak_is_warned_of():
+    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1/population"):
+        training(budget=eq.Budget(3.0, 0.1))
+
+
+def with_public_negatives(model, batch):
+    out, others = model(batch["input"]), model(torch.ones(5, FEATURES))
+    near = (out * model(0.9 * batch["input"])).sum(1, keepdim=True)
+    return -torch.cat([near, out @ others.T], 1).log_softmax(1)[:, 0]
+
+
+def in_model(model, batch):
+    return loss(model["own"], batch) + model["loss"](model["own"](batch["input"])).square().mean(1)
+
+
+WAYS = {
+    "eval": lambda: training(with_norm().train(False)),
+    "public negatives": lambda: training(loss=with_public_negatives),
+    "loss in the model": lambda: training(
+        nn.ModuleDict({"own": network(), "loss": nn.Linear(3, 3)}), loss=in_model
+    ),
+    "owner's values": lambda: training(data=PERSONS, owner=PERSONS["person"], **USERS),
+}
+
+
+@pytest.mark.parametrize("start", WAYS.values(), ids=WAYS)
+def test_the_way_works(start):
+    run = start()
+    before = [p.detach().clone() for p in run.parameters.values()]
+    run.take_step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, run.parameters.values(), strict=True))
+
+
+WRONG = {
+    "workers": (lambda: eq.Data([0], workers=-1), ValueError, "workers=-1"),
+    "augmentation": (lambda: eq.Data([0], augmentation="flip"), TypeError, "augmentation='flip'.*give"),
+    "views": (lambda: eq.Data([0], views=0), ValueError, "views=0"),
+    "ids": (lambda: eq.Data({"x": torch.zeros(2)}, ids="name"), eq.training.DataError, "ids='name'"),
+    "weights": (lambda: eq.Data({"x": torch.zeros(2)}, weights="w"), eq.training.DataError, "weights='w'"),
+    "microbatch_size": (lambda: eq.Data([0], microbatch_size=0), ValueError, "microbatch_size=0"),
+    "diagnostics": (lambda: eq.Run(diagnostics=print), ValueError, "reproducible=True"),
+    "secret_seed": (lambda: eq.Run(secret_seed=__file__, reproducible=True), ValueError, "public seed"),
+    "starts_from": (lambda: eq.Run(starts_from="imagenet"), ValueError, "starts_from='imagenet'.*'public'"),
+    "ema_decay": (lambda: eq.Run(ema_decay=1.0), ValueError, r"ema_decay=1\.0"),
+    "trust": (lambda: eq.Run(trust="router"), TypeError, r"trust='router'.*\('router',\)"),
+    "records_per_user": (lambda: eq.Users([0], records_per_user=0), ValueError, "records_per_user=0"),
+    "rows": (lambda: eq.Users([0], records_per_user=2, rows="max"), ValueError, "rows='max'.*'mean'"),
+    "relation": (lambda: eq.Record(relation="swap"), ValueError, "relation='swap'.*give"),
+    "unit": (lambda: training(unit="user"), TypeError, r"unit='user'.*Users\(owner"),
+    "an old keyword": (lambda: eq.PrivateTraining(*[None] * 2, seed=3, **GIVEN), TypeError, "^seed= is now"),
+}
+GIVEN = {"loss": loss, "data": records(), "sampling": eq.Poisson(12, RECORDS, 3)}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_named_with_its_remedy(name):
+    make, error, words = WRONG[name]
+    with pytest.raises(error, match=words):
+        make()
+
+
+def begun(folder, **options):
+    saved(training(steps=4, run=eq.Run(folder, reproducible=True, seed=3), **options))
+
+
+def test_a_run_that_goes_on_has_the_settings_of_its_folder(tmp_path):
+    begun(tmp_path / "run", data=eq.Data(records(), views=2))
+    run = resumed(tmp_path / "run")
+    settings = run.config()["settings"]
+    assert (settings["seed"], settings["reproducible"], settings["views"]) == (3, True, 2)
+    run.close()
+    resumed(tmp_path / "run", data=eq.Data(records(), views=2), run=eq.Run(tmp_path / "run", seed=3)).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"run": eq.Run(seed=4)}, "seed=4 differs from the seed=3"),
+        ({"run": eq.Run("elsewhere")}, "folder="),
+        ({"data": eq.Data(records(), views=3)}, "views=3"),
+        ({"unit": eq.Users(range(RECORDS), records_per_user=1)}, "unit='user'"),
+    ],
+)
+def test_a_setting_that_the_run_has_not_is_refused_by_name(tmp_path, options, words):
+    begun(tmp_path / "run")
+    with pytest.raises(ValueError, match=words):
+        resumed(tmp_path / "run", **options)

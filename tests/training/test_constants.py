@@ -1,13 +1,10 @@
 """What the training loop changes after the start: switches are tried and named, other parameters refused."""
 
-from __future__ import annotations
-
-import functools
 import json
 
 import pytest
 import torch
-from small_problems import RECORDS, OnDemand, network, records, resumed, saved, training
+from small_problems import OnDemand, network, records, resumed, saved, training
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,13 +18,9 @@ from equipoise.training.setup.training_setup import TrainingSetup
 CENTRED = False
 
 
-def centred(model, batch, is_centred):
-    out = model(batch["input"])
-    return F.cross_entropy(out - out.mean(0) if is_centred else out, batch["label"], reduction="none")
-
-
 def of_global(model, batch):
-    return centred(model, batch, CENTRED)
+    out = model(batch["input"])
+    return F.cross_entropy(out - out.mean(0) if CENTRED else out, batch["label"], reduction="none")
 
 
 class Scaled(nn.Module):
@@ -46,47 +39,19 @@ def of_module(turn):
     return model, None, lambda on: turn(model, on)
 
 
-def of_hook():
-    model, handles = network(), []
-
-    def turn(on):
-        if on:
-            handles.append(model[0].register_forward_hook(lambda module, args, out: out - out.mean(0)))
-        else:
-            handles.pop().remove()
-
-    return model, None, turn
-
-
-def of_variable():
-    is_centred = False
-
-    def loss(model, batch):
-        return centred(model, batch, is_centred)
-
-    def turn(on):
-        nonlocal is_centred
-        is_centred = on
-
-    return network(), loss, turn
-
-
-OTHER, PARTIAL = Scaled(centres=True), functools.partial(centred, is_centred=False)
+OTHER = Scaled(centres=True)
 #: What holds a value in other ways: `tests/gradients/test_attributes.py`.
 SWITCHES = {
     "3.centres": lambda: of_module(lambda model, on: setattr(model[3], "centres", on)),
     "_modules": lambda: of_module(lambda model, on: model.__setitem__(3, OTHER if on else Scaled())),
-    "0._forward_hooks": of_hook,
     "CENTRED": lambda: (network(), of_global, lambda on: globals().update(CENTRED=on)),
-    "is_centred": of_variable,
-    "one in a container": lambda: (network(), PARTIAL, lambda on: PARTIAL.keywords.update(is_centred=on)),
 }
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_that_mixes_records_is_refused_before_a_draw(name):
     model, loss, turn = SWITCHES[name]()
-    run = training(model, steps=6, **({} if loss is None else {"loss": loss}))
+    run = training(model, steps=3, **({} if loss is None else {"loss": loss}))
     run.take_step()
     spent = run.epsilon_so_far()
     turn(True)
@@ -97,7 +62,7 @@ def test_a_switch_that_mixes_records_is_refused_before_a_draw(name):
     finally:
         turn(False)
     assert (run.steps_done, run.epsilon_so_far()) == (1, spent)
-    assert [step.step for step in run] == [2, 3, 4, 5, 6]
+    assert [step.step for step in run] == [2, 3]
 
 
 class MixUp:
@@ -151,10 +116,8 @@ def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
     for step in range(3):
         model[3].scale = 2 + step
         again.take_step()
-    named = [text for text in again.statement().assumptions if text.startswith(CHANGED)]
+    named = [text for text in again.run(progress=False).statement.assumptions if text.startswith(CHANGED)]
     assert named == [CHANGED + "3.scale"]
-    result = again.run(progress=False)
-    assert CHANGED + "3.scale" in result.statement.assumptions
     found = eq.verify_run(tmp_path / "run")
     assert found.consistent
     assert "further assumptions" not in {finding.subject for finding in found.findings}
@@ -165,65 +128,27 @@ def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
     assert not eq.verify_run(tmp_path / "run").consistent
 
 
-@pytest.mark.parametrize(("start", "most"), [(0, MOST_TRIED), (0.5, 1)])
-def test_a_counter_is_named_as_not_tried_further(monkeypatch, start, most):
+def test_a_counter_is_named_as_not_tried_further(monkeypatch):
     model, tried = network().append(Scaled()), []
     monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(1) or [])
     run = training(model, steps=8)
     for step in range(8):
-        model[3].count = start + step
+        model[3].count = step
         run.take_step()
-    assert len(tried) == most
+    assert len(tried) == MOST_TRIED
     named = [text for text in run.statement().assumptions if text.startswith(CHANGED)]
     assert named == [CHANGED + "3.count" + FIRST_VALUES]
-
-
-def test_after_a_switch_the_rows_are_those_of_the_new_model(monkeypatch):
-    """It runs other operations than were planned: planned anew, and not record by record."""
-
-    class Gated(nn.Module):
-        gate = False
-
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(12, 3), nn.Linear(12, 3)
-
-        def forward(self, values):
-            out = self.first(values)
-            return out * self.second(values).sigmoid() if self.gate else out
-
-    model = Gated()
-    run = training(
-        model,
-        steps=2,
-        sampling=eq.FullBatch(RECORDS, 2),
-        method=eq.DPSGD(clip_norm=1e6, noise_multiplier=1e-12),
-    )
-    run.take_step()
-    model.gate = True
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    batch = records()
-    F.cross_entropy(model(batch["input"]), batch["label"]).backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    alone = []
-    monkeypatch.setattr(run.engine, "alone", lambda *args, **_: alone.append(args))
-    run.take_step()
-    assert not alone
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.detach(), before[name] - 0.3 * wanted[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda model, optimizer: model[0].requires_grad_(True),
-        lambda model, optimizer: model[2].requires_grad_(False),
         lambda model, optimizer: model.append(nn.Linear(3, 3)),
         lambda model, optimizer: optimizer.param_groups[0]["params"].pop(),
         lambda model, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}),
     ],
-    ids=["unfreeze", "freeze", "new layer", "leave out", "foreign"],
+    ids=["unfreeze", "new layer", "leave out", "foreign"],
 )
 def test_other_parameters_than_at_the_start_are_refused_before_a_draw(change):
     model = network()
@@ -255,13 +180,8 @@ def test_a_switch_in_a_buffer_of_a_compared_model_is_tried(by_hook):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if by_hook:
         optimizer.register_step_post_hook(lambda *_: model.steps.add_(1))
-    run = training(
-        model,
-        optimizer=lambda *_, lr: optimizer,
-        loss=lambda model, x: model(x).square().sum(1),
-        data=torch.randn(20, 4),
-        sampling=eq.Poisson(8, 20, 3),
-    )
+    given = {"loss": lambda model, x: model(x).square().sum(1), "data": torch.randn(20, 4)}
+    run = training(model, optimizer=lambda *_, lr: optimizer, sampling=eq.Poisson(8, 20, 3), **given)
     run.take_step()
     if not by_hook:
         run.public_step(lambda: (model.steps.fill_(1), model.register_buffer("more", torch.ones(1))))

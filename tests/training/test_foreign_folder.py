@@ -1,7 +1,6 @@
 """A run folder from elsewhere makes and changes nothing outside of itself."""
 
-from __future__ import annotations
-
+import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import equipoise as eq
 import equipoise.training
 from equipoise.privacy import JournalError
 from equipoise.report import RunFolderError, read_run
+from equipoise.statements.assumptions import ALLOWED, DATA, MODEL, ROUNDED
 
 
 @pytest.fixture
@@ -81,9 +81,8 @@ def soon():
     signal.alarm(0)
 
 
-PRIVATE = ["lock", "key", "journal.jsonl", "diagnostics.jsonl"]
-WRITTEN = ["private", "checkpoint", "metrics.jsonl", *(f"private/{name}" for name in PRIVATE)]
-READ = ["private/journal.jsonl", "private/key", "checkpoint/step-00000001.pt", "config.json"]
+WRITTEN = ["private", "checkpoint", "metrics.jsonl", "private/lock", "private/key", "private/journal.jsonl"]
+READ = ["private/journal.jsonl", "checkpoint/step-00000001.pt", "config.json"]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +105,8 @@ def test_a_run_goes_on_with_files_of_its_own_alone(begun, tmp_path, soon, name, 
     assert content is None or outside.read_bytes() == content
 
 
-PUBLISHED = ["statement.json", "config.json", "metrics.jsonl", "report.html", "statement.sig.json"]
-
-
 @pytest.mark.parametrize(
-    "name", [*PUBLISHED, "model.safetensors", "private/journal.jsonl", "private/ledger_file"]
+    "name", ["statement.json", "config.json", "model.safetensors", "private/journal.jsonl"]
 )
 def test_no_reader_waits_for_a_pipe(finished, tmp_path, soon, name):
     folder = shutil.copytree(finished, tmp_path / "copy")
@@ -120,3 +116,51 @@ def test_no_reader_waits_for_a_pipe(finished, tmp_path, soon, name):
     for read in (eq.verify_run, read_run):
         with refused:  # the others count as not there
             read(folder)
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def before_numbers(config):
+    del config["engine"], config["version"]
+
+
+def test_an_unfinished_run_of_an_earlier_engine_names_who_resumes_it(tmp_path):
+    folder = tmp_path / "run"
+    saved(training(steps=3, folder=folder))
+    edit(folder / "config.json", lambda config: config.update(version="0.0.7"))
+    resumed(folder).close()
+    before = (folder / "private" / "journal.jsonl").read_bytes()
+    for change, named in (
+        (lambda config: config.update(engine=1), "equipoise==0.0.7"),
+        (before_numbers, "the version that began it"),
+    ):
+        edit(folder / "config.json", change)
+        with pytest.raises(ValueError, match=named):
+            resumed(folder).close()
+        assert (folder / "private" / "journal.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_of_an_earlier_version_verifies(tmp_path):
+    folder = tmp_path / "run"
+    training(steps=2, folder=folder).run(progress=False)
+
+    def earlier(held):
+        held["assumptions"] = [
+            t for t in held["assumptions"] if t != ROUNDED and not t.startswith((MODEL, DATA))
+        ]
+        held["assumptions"] += [ALLOWED, "rounding is not counted, said in other words"]
+        held.pop("independence", None)
+        held.pop("noise_tail", None)
+
+    def edited():
+        return [finding.subject for finding in eq.verify_run(folder).findings if finding.ok is False]
+
+    edit(folder / "statement.json", earlier)
+    edit(folder / "config.json", lambda config: config.update(assumptions=[]))
+    assert edited() == ["assumptions"]  # of this version it would be
+    edit(folder / "config.json", before_numbers)
+    assert edited() == []

@@ -1,9 +1,9 @@
 """An error in a step: the repeated step is the same step, it is not charged again, and the key stays."""
 
-from __future__ import annotations
-
 import itertools
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,12 +11,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import small_problems
 import torch
 from small_problems import loss, network, parameters, training
+from torch import nn
 
 import equipoise as eq
 from equipoise import _host
-from equipoise.gradients import ForwardWritesError
 from equipoise.privacy import digests
 
 STEPS = 6
@@ -49,16 +50,12 @@ def break_once(run, step: int, error: BaseException, moved: bool) -> None:
     run.optimizer.step = failing
 
 
-ERRORS = [RuntimeError("broken optimiser"), KeyboardInterrupt(), torch.OutOfMemoryError("out of memory")]
-
-
 @pytest.mark.parametrize(
     ("step", "moved", "error"),
     [
-        (0, True, ERRORS[0]),
-        (3, False, ERRORS[1]),
-        (STEPS - 1, False, ERRORS[2]),
-        (STEPS - 1, True, ERRORS[1]),
+        (0, True, RuntimeError("broken optimiser")),
+        (3, False, KeyboardInterrupt()),
+        (STEPS - 1, False, torch.OutOfMemoryError("out of memory")),
     ],
 )
 def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
@@ -239,30 +236,6 @@ def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, on_a_device, 
     assert torch.equal(parameters(model), expected)
 
 
-def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(tmp_path, on_a_device, monkeypatch):
-    monkeypatch.setenv("EQUIPOISE_EAGER", "1")  # a trace writes to copies
-    writes = []
-
-    def writing(model, batch):
-        if writes:
-            model[0].bias.data.copy_(batch["input"].detach()[0, :1] * 1000)
-        return loss(model, batch)
-
-    run = training(steps=STEPS, loss=writing, folder=tmp_path / "run")
-    run.take_step()
-    writes.append(1)
-    interrupt(1)
-    with pytest.raises((KeyboardInterrupt, ForwardWritesError)):
-        run.take_step()
-    interrupt()
-    writes.clear()
-    for publish in (run.take_step, run.run, run.finish, run.save_checkpoint, lambda: run.evaluate(len)):
-        with pytest.raises(RuntimeError, match=r"(wrote|writes) to its.* last checkpoint"):
-            publish()
-    assert run.steps_done == 1
-    assert not (tmp_path / "run/model.safetensors").exists()
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_step_that_moved_the_parameters_counts_or_nothing_goes_on(tmp_path, on_a_device, times):
     """Interrupted in the optimizer, and again where the handler waits."""
@@ -289,41 +262,6 @@ def test_a_step_that_moved_the_parameters_counts_or_nothing_goes_on(tmp_path, on
             run.take_step()
 
 
-def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
-    run = training(steps=STEPS, folder=tmp_path / "run")
-    break_once(run, 3, RuntimeError("broken optimiser"), moved=False)
-    with pytest.raises(RuntimeError, match="broken optimiser"):
-        run.run(progress=False)
-    run.save_checkpoint()
-    run.close()
-    model = network(seed=7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(
-        tmp_path / "run", model, optimizer, loss=loss, data=run._setup.rows.source._nest
-    )
-    list(again)
-    assert releases(tmp_path / "run") == list(range(STEPS))
-    assert torch.equal(parameters(model), whole())
-
-
-def test_a_step_whose_records_cannot_be_read_is_repeated(tmp_path, monkeypatch):
-    """No record can be read, so it is no record's fault; nothing was released."""
-    model = network()
-    run = training(model, steps=STEPS, folder=tmp_path / "run")
-    run.take_step()
-
-    def gone(ids):
-        raise OSError("the disk is gone")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(run._setup.rows.source, "take", gone)
-        with pytest.raises(OSError, match="the disk is gone"):
-            run.take_step()
-    list(run)
-    assert releases(tmp_path / "run") == list(range(STEPS))
-    assert torch.equal(parameters(model), whole())
-
-
 def test_a_loss_that_fails_on_every_record_costs_a_step_and_is_told_once(tmp_path, caplog):
     """Whether a step stops must not hang on records and parameters; the keeper's log says what happened."""
     fails = []
@@ -340,3 +278,83 @@ def test_a_loss_that_fails_on_every_record_costs_a_step_and_is_told_once(tmp_pat
     assert releases(tmp_path / "run") == list(range(STEPS))
     assert [one.levelname for one in caplog.records if one.name.startswith("equipoise")] == ["ERROR"]
     assert "every record of a draw" in caplog.text
+
+
+RECORDS = {"x": torch.randn(120, 2)}
+
+
+def loss_of_stops(model, batch):
+    return model(batch["x"])[:, 0].square()
+
+
+def begun(folder, **settings):
+    sampling, budget = eq.Poisson(50, population=120, steps=4), eq.Budget(2.0, 1e-4)
+    given = {
+        "loss": loss_of_stops,
+        "data": RECORDS,
+        "sampling": sampling,
+        "method": eq.DPSGD(),
+        "budget": budget,
+    }
+    return small_problems.training(nn.Linear(2, 1), reproducible=False, folder=folder, **given, **settings)
+
+
+def sends(number):
+    def evaluate(model):
+        os.kill(os.getpid(), number)
+        return 0.0
+
+    return evaluate
+
+
+@pytest.mark.parametrize(
+    ("number", "stop", "interactive", "exits"),
+    [
+        (signal.SIGTERM, None, False, True),
+        (signal.SIGTERM, None, True, False),
+        (signal.SIGTERM, "return", False, False),
+        (signal.SIGINT, "exit", False, False),
+    ],
+)
+def test_a_terminated_script_does_not_count_as_done(tmp_path, monkeypatch, number, stop, interactive, exits):
+    if interactive:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    training = begun(tmp_path / "run")
+    given = {"evaluate": sends(number), "evaluate_every": 2, "progress": False, "stop": stop}
+    before = signal.getsignal(number)
+    if exits:
+        with pytest.raises(SystemExit) as raised:
+            training.run(**given)
+        assert raised.value.code == 143
+    else:
+        assert not training.run(**given).finished
+    assert training.steps_done == 2
+    assert signal.getsignal(number) is before
+    assert list((tmp_path / "run" / "checkpoint").iterdir())  # written before it exits
+
+
+def test_a_stop_is_said_and_so_is_going_on(tmp_path, capsys):
+    given = {"evaluate": sends(signal.SIGINT), "evaluate_every": 2, "progress": False}
+    training = begun(tmp_path / "run")
+    assert training.run(**given).stopped_by == signal.SIGINT
+    said = capsys.readouterr().err
+    assert "step 2 of 4" in said
+    assert "start_or_resume" in said
+    training.close()
+    training = small_problems.resumed(tmp_path / "run", nn.Linear(2, 1), loss=loss_of_stops, data=RECORDS)
+    assert training.run(progress=False).stopped_by is None
+    assert "going on from step 2 of 4" in capsys.readouterr().err
+
+
+def test_sigterm_in_the_last_step_is_no_failure(tmp_path):
+    assert begun(tmp_path / "run").run(sends(signal.SIGTERM), evaluate_every=4, progress=False).finished
+
+
+def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
+    training = begun(tmp_path / "run", ema_decay=0.5)
+    next(iter(training))
+    with pytest.warns(UserWarning, match="load_model"):
+        training.finish()
+    last = training.model.weight.detach().clone()
+    eq.load_model(training.model, tmp_path / "run" / "model.safetensors")
+    assert not torch.equal(training.model.weight, last)

@@ -1,8 +1,5 @@
 """The loop: what may not change the result, what must, and what a step is."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import random
 from queue import SimpleQueue
@@ -25,14 +22,9 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.gradients.capture.random_numbers import GlobalState
-from equipoise.methods import Abadi
-from equipoise.methods.base import Plan
-from equipoise.privacy import PlanUsedUpError, clip
-from equipoise.privacy.private import unwrap
-from equipoise.published import PublishedLedger, PublishedPlan, Unproven, disclose, release_unproven
+from equipoise.privacy import PlanUsedUpError
 from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import STOPPED
-from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import forward_rows
 
 
@@ -41,18 +33,6 @@ def finished(**options):
     for _ in run:
         pass
     return run
-
-
-def test_micro_batches_do_not_show():
-    models = {}
-    for size in (1, 7, RECORDS):
-        models[size] = network(dtype=torch.float64)
-        finished(
-            model=models[size], data=records(dtype=torch.float64), microbatch_size=size, batch=8, steps=10
-        )
-    assert relative_difference(models[RECORDS], network(dtype=torch.float64)) > 0.01  # it did train
-    for size in (1, 7):
-        assert relative_difference(models[size], models[RECORDS]) < 1e-10
 
 
 def test_without_clipping_and_noise_it_is_plain_sgd():
@@ -121,15 +101,17 @@ class NoisyItems(OnDemand):
 
     def __getitem__(self, i):
         item = super().__getitem__(i)
-        noise = 0.1 * torch.rand(()) + random.random() + np.random.random()
-        return {**item, "input": item["input"] + noise}
+        return {**item, "input": item["input"] + torch.rand(()) + random.random() + np.random.random()}
 
 
 def test_a_start_leaves_the_global_random_numbers_where_they_were():
-    torch.manual_seed(3)
     before = GlobalState()
     training(network(dropout=0.5), data=NoisyItems(records()))
     assert before.moved() == []
+
+
+def replace_weight(model):
+    model[0].weight = nn.Parameter(model[0].weight.detach() + 1)
 
 
 @pytest.mark.parametrize(
@@ -137,17 +119,10 @@ def test_a_start_leaves_the_global_random_numbers_where_they_were():
     [
         (lambda model: model[2].bias.data.add_(1e-3), "save_checkpoint", None, "public_step"),
         (lambda model: model.load_state_dict(network(seed=5).state_dict()), "take_step", None, "public_step"),
-        (lambda model: model[0].weight.data.mul_(0.999), "finish", None, "public_step"),
         (lambda model: model.double(), "take_step", lambda model, weight: model.float(), "'0.weight'"),
-        (lambda model: model.to("meta"), "save_checkpoint", None, "'0.weight'"),
-        (
-            lambda model: setattr(model[0], "weight", torch.nn.Parameter(model[0].weight.detach() + 1)),
-            "finish",
-            lambda model, weight: setattr(model[0], "weight", weight),
-            "'0.weight'",
-        ),
+        (replace_weight, "finish", lambda model, weight: setattr(model[0], "weight", weight), "'0.weight'"),
     ],
-    ids=["data", "load_state_dict", "all of data", "double", "meta", "replaced"],
+    ids=["data", "load_state_dict", "double", "replaced"],
 )
 def test_nothing_but_steps_moves_the_parameters_or_replaces_them(tmp_path, change, then, back, said):
     """A loop that took steps of its own on private records had a statement that said "proven"."""
@@ -213,82 +188,28 @@ def test_describe_spends_nothing():
     assert torch.equal(parameters(model), before)
     assert (found.steps, found.parameters) == (7, sum(p.numel() for p in model.parameters()))
     assert found.noise_multipliers == {"gradient": 1.0}
-    assert found.seconds_per_step > 0
-    assert found.memory_bytes > 0
-    json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}
     assert run.ledger.journal.entries()[-1].kind == "run"
-
-
-class _OfCard(eq.DPSGD):
-    """DP-SGD by another card; a mean of the clipped rows leaves as planned, unproven or raw."""
-
-    name = "of-card"
-    ledger_class = PublishedLedger
-
-    def __init__(self, card: str, leaves: str = "proven") -> None:
-        super().__init__(clip_norm=0.5, noise_multiplier=1.0)
-        object.__setattr__(self, "card", dataclasses.replace(eq.DPSGD.card, guarantee=card))
-        object.__setattr__(self, "leaves", leaves)
-
-    def plan(self, setting):
-        if self.leaves == "proven":
-            return super().plan(setting)
-        return Plan(PublishedPlan([], setting.sampling, setting.relation, unproven=[Unproven("gradient")]))
-
-    def step(self, context, state):
-        if self.leaves == "proven":
-            return super().step(context, state)
-        draw = context.draw()
-        value = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), 0.5)})["gradient"].value
-        if self.leaves == "raw":
-            return disclose(context, value, "for the test"), state
-        hole = {"hole": "for the test", "worst_case_multiplier": 0.5}
-        return release_unproven(context, draw, "gradient", value, 1.0, **hole), state
-
-
-@pytest.mark.parametrize(
-    ("card", "leaves", "guarantee"),
-    [
-        ("proven", "unproven", "worst_case"),
-        ("worst_case", "unproven", "worst_case"),
-        ("worst_case", "proven", "proven"),
-        ("none", "raw", "none"),
-    ],
-)
-def test_describe_and_statement_agree_whatever_the_card_says(card, leaves, guarantee):
-    run = training(method=_OfCard(card, leaves), steps=2)
-    before = run.describe()
-    run.run(progress=False)
-    statement = run.statement()
-    assert before.guarantee == statement.guarantee == run.describe().guarantee == guarantee
-    assert before.epsilon == (statement.epsilon if guarantee == "proven" else None)
 
 
 def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     folder = tmp_path / "run"
     run = training(steps=4, folder=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
     assert (folder / "private" / "key").stat().st_mode & 0o777 == 0o600
-    (folder / "report.html").write_text("of an earlier statement")
-    result = run.run(evaluate=lambda model: {"accuracy": 0.5}, progress=False)
-    assert result.finished
-    assert result.run_dir == folder
-    assert result.evaluation == {"accuracy": 0.5}
+    assert run.run(evaluate=lambda model: {"accuracy": 0.5}, progress=False).finished
     public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json"}
     assert {p.name for p in folder.iterdir()} == public | {"checkpoint", "private"}
     assert not (folder / "private" / "key").exists()
     for name in ("journal.jsonl", "diagnostics.jsonl"):
         assert (folder / "private" / name).stat().st_mode & 0o777 == 0o600
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     text = "".join(p.read_text() for p in folder.glob("*.json*"))
-    for private in ("training_loss", "records_not_finite", "batch.records", "seconds"):
+    for private in ("training_loss", "records_not_finite", "batch.records", "clip_fraction", "seconds"):
         assert private not in text
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "released_norm" in row] == [1, 2, 3, 4]
     assert any(row.get("evaluation.accuracy") == 0.5 for row in rows)
-    diagnostics = [
-        json.loads(line) for line in (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
-    ]
-    assert all(row["covered"] is False and row["training_loss"] > 0 for row in diagnostics)
+    diagnostics = (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["training_loss"] > 0 for row in diagnostics)
     assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
 
 
@@ -324,37 +245,12 @@ def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_pat
 
 def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
     """The loss changed between the crash and the resume: no old noise, one more release."""
-    options = {"steps": 3, "folder": tmp_path / "run", "reproducible": False, "method": None}
-    first = training(**options)
+    first = training(steps=3, folder=tmp_path / "run", reproducible=False, method=None)
     first.take_step()  # journaled, but the checkpoint is that of the start
     first.close()
     again = resumed(tmp_path / "run", loss=lambda m, batch: loss(m, batch) ** 2)
     again.take_step()
-    used = again.statement().releases[0]["used"]
-    assert used == 2
-
-
-def test_writers_get_publishable_rows(tmp_path):
-    run = training(steps=2, writers=[eq.training.CSVWriter(tmp_path / "metrics.csv")])
-    list(run)
-    lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith("step,learning_rate")
-
-
-def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
-    sampling = eq.FixedEpochs(12, RECORDS, 10)  # two epochs; epsilon has a closed form
-    shared = {"journal": tmp_path / "ledger.jsonl", "budget": eq.Budget(8.0, 1e-3), "reproducible": False}
-    first = training(sampling=sampling, folder=tmp_path / "a", **shared)
-    alone = first.run(progress=False).epsilon
-    second = training(sampling=sampling, folder=tmp_path / "b", **shared)
-    assert "ledger.jsonl" not in (tmp_path / "b" / "config.json").read_text()
-    assert RunFolder(tmp_path / "b").read_config()["settings"]["ledger_file"] == str(
-        tmp_path / "ledger.jsonl"
-    )
-    assert second.run(progress=False).epsilon > 1.1 * alone
-    with pytest.raises(Exception, match="budget of 8"):
-        training(sampling=sampling, folder=tmp_path / "c", **shared)
+    assert again.statement().releases[0]["used"] == 2
 
 
 def test_masks_of_private_records_follow_the_secret_key():
@@ -384,32 +280,6 @@ def test_masks_of_private_records_follow_the_secret_key():
     assert not torch.equal(first[0], first[1])
 
 
-def test_two_micro_batches_of_equal_records_see_other_masks():
-    """The amplification of noise by many records rests on random numbers that are independent."""
-    data = {name: value[:1].expand(8, *value.shape[1:]).clone() for name, value in records().items()}
-    norms = []
-
-    class Watching(eq.DPSGD):
-        def step(self, context, state):
-            def sums(rows, ids):
-                norms.append(unwrap(rows.row_norms()))
-                return {"gradient": clip(rows, Abadi(), 0.5)}
-
-            draw = context.draw("batch")
-            released = context.ledger.release(draw, draw.query(sums))
-            return released["gradient"], state
-
-    run = training(
-        model=network(dropout=0.5), data=data, method=Watching(clip_norm=0.5, noise_multiplier=1.0),
-        sampling=eq.FullBatch(8, 1), microbatch_size=4,
-    )  # fmt: skip
-    norms.clear()
-    list(run)
-    first, second = norms
-    assert len(first) == len(second) == 4
-    assert not torch.equal(first, second)
-
-
 def test_a_run_that_ended_early_claims_its_plan():
     """Whoever stops by what was released has spent more than the steps that were taken."""
     run = training(steps=3)
@@ -418,7 +288,6 @@ def test_a_run_that_ended_early_claims_its_plan():
     statement = run.statement()
     assert statement.epsilon == planned > run.epsilon_so_far()
     assert STOPPED not in statement.assumptions
-    assert "Not all planned releases were made" in " ".join(str(statement).split())
     assert run.finish().epsilon == planned  # and the run may go on
     list(run)
     assert run.statement().epsilon == run.epsilon_so_far() == planned

@@ -1,9 +1,7 @@
 """Two processes on neighbouring data: one record's row moves, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
-from neighbour_ranks import CASES, HOW, read_slowly, sums, work
+from neighbour_ranks import CASES, HOW, sums, work
 
 IN_TWO_PROCESSES = work
 
@@ -28,13 +26,6 @@ def test_processes_with_other_data_are_refused(how, by_rank):
     for found in by_rank:
         for said in found["refused", how].values():
             assert said.startswith("RuntimeError: the processes do not agree on ")
-
-
-@pytest.mark.parametrize("how", HOW[1:])
-def test_processes_that_read_at_their_own_speed_try_the_same(how, by_rank):
-    first, second = (found["slowly", how] for found in by_rank)
-    assert first == second
-    assert first == pytest.approx(read_slowly("whole", 0), rel=1e-10)
 
 
 def test_all_processes_that_hold_parts_decide_by_what_any_of_them_found(by_rank):

@@ -1,7 +1,5 @@
 """Records that other machines hold: a loss is given their places, and asks there."""
 
-from __future__ import annotations
-
 import queue
 
 import pytest
@@ -11,8 +9,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.randomness import generator
-from equipoise.training.record_source import DataError, NoAnswerError, RecordPlaces, RecordSource
+from equipoise.training.record_source import DataError, NoAnswerError, RecordPlaces
 
 COUNT, STEPS = 40, 3
 ROWS = torch.randn(COUNT + 2, 3, generator=torch.Generator().manual_seed(0))
@@ -62,33 +59,10 @@ def test_a_whole_draw_is_announced_before_its_first_forward():
         assert announced[0] == [number for part in parts for number in part]
 
 
-def test_a_draw_has_a_number_and_what_is_kept_of_it_goes_with_it():
-    data, seen = RecordPlaces(torch.arange(2, 6)), []
-    source = RecordSource(data)
-    for draw in (1, 1, 2):
-        [*source.ahead([torch.tensor([0]), torch.tensor([2, 3])], lambda kind, n=draw: generator(n, kind))]
-        seen.append((data.draw, data.announced.tolist(), [*data.kept]))
-        data.kept[draw] = "an answer"
-    assert [(announced, kept) for _, announced, kept in seen] == [([2, 4, 5], kept) for kept in ([], [1], [])]
-    assert seen[0][0] == seen[1][0] != seen[2][0]
-    [*source.ahead([], lambda kind: generator(3, kind))]
-    assert (data.announced.tolist(), data.kept) == ([], {})
-    for let_go in (source.close, lambda: RecordSource(data)):
-        assert data.draw is not None
-        let_go()
-        assert data.draw is None
-        data.announce(torch.tensor([1]), 4)
-
-
-class OtherPlaces(RecordPlaces):
-    pass
-
-
 PLACES = RecordPlaces(torch.arange(2, COUNT + 2))
 APART = {
     "places of nobody's": (PLACES, None),
     "places of another loss": (PLACES, RecordPlaces(torch.arange(2, COUNT + 2))),
-    "a kind of places": (OtherPlaces(torch.arange(2, COUNT + 2)), PLACES),
     "some of them": (torch.utils.data.Subset(PLACES, range(20)), PLACES),
     "tensors": (torch.arange(2, COUNT + 2), PLACES),
 }

@@ -1,18 +1,15 @@
 """The bits of a training do not follow how many processes share its microbatches, nor their order."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from small_problems import RECORDS, network, parameters, records, training
+from small_problems import RECORDS, network, records, training
 
 import equipoise as eq
 from equipoise._dtensor import all_values
 from equipoise.methods import ReleasedQuantile
-from equipoise.training.context import TrainingDraw
 from tests.shared_fixtures import in_processes
 
 NOISE = {"noise_multiplier": 1.0}
@@ -69,11 +66,3 @@ def test_processes_that_share_the_same_microbatches_give_the_bits_of_one(tmp_pat
     alone = {name: trained(name) for name in METHODS | HARDENED}
     for name, values in torch.load(tmp_path / "found0.pt").items():
         assert torch.equal(values, alone[name.removesuffix(", sharded")]), name
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_order_of_the_microbatches_changes_no_bit(monkeypatch, name):
-    expected, passed = trained(name), TrainingDraw._pass
-    monkeypatch.setattr(TrainingDraw, "_pass", lambda *args: reversed(list(passed(*args))))
-    assert torch.equal(trained(name), expected)
-    assert not torch.equal(parameters(network(dtype=torch.float64)), expected)

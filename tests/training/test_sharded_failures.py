@@ -1,7 +1,5 @@
 """Records that fail while processes share every forward of a model: they weigh nothing, and nobody waits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from failing_ranks import CASES, CUT, OTHER_PARTS, SEVERAL, trained, work

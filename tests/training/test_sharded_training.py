@@ -1,9 +1,8 @@
 """Private training of models of which two processes hold parts, by `fully_shard` or tensor parallel."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,10 @@ from pathlib import Path
 import pytest
 import sharded_ranks
 import torch
-from sharded_ranks import CASES, RESUMED, built, gpt2, trained, work
+from sharded_ranks import CASES, RESUMED, built, trained, work
 
 import equipoise as eq
+from equipoise.distributed.checkpoint import check_parts
 from tests.shared_fixtures import free_port
 
 IN_TWO_PROCESSES = work
@@ -31,12 +31,6 @@ def test_a_sharded_model_trains_as_in_one_process(name, by_rank):
     assert (first[: len(begun)] - begun).norm() > 1e-2  # it moved
     if name != "shared numbers":  # these follow the places, which the number of processes moves
         assert close(first, trained(name, False))
-
-
-def test_a_cut_model_with_a_shared_weight_and_a_checkpoint_trains_as_in_one_process(by_rank):
-    first, second = (found["tied and checkpointed"] for found in by_rank)
-    assert torch.equal(first, second)
-    assert close(first, sharded_ranks.tied_and_checkpointed(is_cut=False))
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -88,10 +82,7 @@ def test_a_process_that_fails_in_a_forward_ends_the_others(name, how):
 def test_a_changed_file_of_a_sharded_checkpoint_is_seen(two_processes, by_rank):
     (newest,) = sorted((two_processes / "adam" / "whole" / "checkpoint").glob("*.shards"))[-1:]
     state = torch.load(newest.with_suffix(".pt"), weights_only=True)["state"]["parts"]["files"]
-    sharded_ranks_files = {path.name for path in newest.iterdir()}
-    assert set(state) == sharded_ranks_files
-    from equipoise.distributed.checkpoint import check_parts
-
+    assert set(state) == {path.name for path in newest.iterdir()}
     check_parts(newest, state)
     with (newest / "__1_0.distcp").open("ab") as file:
         file.write(b"x")
@@ -127,8 +118,6 @@ def test_one_process_goes_on_with_the_parts_of_two(two_processes, by_rank):
     ],
 )
 def test_what_sharded_models_do_not_take_is_refused_by_name(what, said, by_rank):
-    import re
-
     for found in by_rank:
         assert re.match(said, found["refused"][what]), found["refused"][what]
 
@@ -149,11 +138,3 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_tensors(how, by_rank
         assert few == many
         assert few["broadcast_object_list"] <= 1 + (how != "whole")
         assert sum(few.values()) <= 16
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_gpt2_trains_sharded_as_in_one_process(lora, by_rank, two_processes):
-    pytest.importorskip("transformers")
-    alone = gpt2(two_processes)[f"{lora}"]
-    for found in by_rank:
-        assert close(found["gpt2"][f"{lora}"], alone)

