@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -16,8 +21,8 @@ pytest.importorskip("flwr", reason="needs the extra federated")
 from flower_grid import Building, LocalGrid
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from equipoise.federated.flower import client_app, serve, simulate_on_flower
-from equipoise.federated.flower.wire import read_params, to_record, write_request
+from equipoise.federated.flower import client_app, forwarding_app, serve, simulate_on_flower, stay_open
+from equipoise.federated.flower.wire import read_params, refusal_of, to_record, write_request
 
 CLIENTS = 3
 
@@ -237,3 +242,64 @@ def test_scores_come_over_the_grid_as_in_one_process(tmp_path):
     expected = simulate(FedAvg(), with_folders, start(), 2, score_every=2)
     assert [done.scores for done in found.rounds] == [done.scores for done in expected.rounds]
     assert [len(done.scores) for done in found.rounds] == [0, 2]
+
+
+# ---- clients that stay open
+
+
+def resident(folder, number):
+    stay_open(client(follower(), number, folder=folder / str(number)), folder / f"{number}.socket")
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
+def test_clients_that_stay_open_give_what_others_give_and_may_be_killed(tmp_path):
+    reached = LocalGrid(forwarding_app(), CLIENTS)
+    for number, context in enumerate(reached.contexts.values()):
+        context.node_config["socket"] = str(tmp_path / f"{number}.socket")
+    client(follower())  # what is imported on first use is imported before the processes fork
+    fork = multiprocessing.get_context("fork")
+    running = {}
+
+    def begin(number):
+        running[number] = fork.Process(target=resident, args=(tmp_path, number), daemon=True)
+        running[number].start()
+
+    def again(done):  # client 1 is killed after each round, its socket left behind
+        running[1].kill()
+        running[1].join()
+        before, path = (tmp_path / "1.socket").stat().st_mtime_ns, tmp_path / "1.socket"
+        begin(1)
+        wait_for(lambda: path.exists() and path.stat().st_mtime_ns != before)
+
+    try:
+        for number in range(CLIENTS):
+            begin(number)
+        wait_for(lambda: all((tmp_path / f"{number}.socket").is_socket() for number in range(CLIENTS)))
+        assert (tmp_path / "0.socket").stat().st_mode & 0o777 == 0o600
+        found = serve(reached, adaptive(), CLIENTS, start(), ROUNDS, on_round=again)
+        refused = reached.deliver("train", 100, RecordDict({"model": to_record(start())}))
+        nonsense = reached.deliver("query.score", 100, RecordDict())
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join()
+    assert all(done.answered == tuple(range(CLIENTS)) for done in found.rounds)
+    close(found.params, in_process().params)
+    assert all("Refused: the request names no round" in refusal_of(one) for one in (refused, nonsense))
+    assert "its own log says why" in refusal_of(
+        reached.deliver("train", 100, RecordDict())
+    )  # nobody is there
+
+
+def wait_for(reached, seconds=60):
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_who_passes_messages_on_needs_no_torch():
+    words = (
+        "import sys, equipoise.federated.flower as f; f.forwarding_app(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", words], check=True)

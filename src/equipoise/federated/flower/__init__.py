@@ -1,6 +1,7 @@
 """The federated room on Flower (the extra ``federated``).
 
-`client_app` makes a Flower app of a `Client`, `serve` runs our strategies at Flower's server,
+`client_app` makes a Flower app of a `Client`, `stay_open` answers for one that Flower's processes only pass
+messages on to (`forwarding_app`), `serve` runs our strategies at Flower's server,
 `simulate_on_flower` runs both on one machine. Flower brings messages and processes; noise, ledgers, refusals
 and rounds are this library's. Flower's own wrappers for differential privacy are not used.
 """
@@ -20,19 +21,6 @@ if "FLWR_TELEMETRY_ENABLED" not in os.environ and "flwr.supercore.telemetry" in 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-from equipoise.federated.flower.client_app import client_app, client_number
-from equipoise.federated.flower.grid import GridExchange, serve
-from equipoise.federated.flower.simulation import run_simulated, simulate_on_flower
-from equipoise.federated.flower.user_updates import FlowerUpdates, NodeUsers, user_app
+from equipoise._lazy import attach
 
-__all__ = [
-    "FlowerUpdates",
-    "GridExchange",
-    "NodeUsers",
-    "client_app",
-    "client_number",
-    "run_simulated",
-    "serve",
-    "simulate_on_flower",
-    "user_app",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,8 +1,8 @@
 """A Flower `ClientApp` around a `Client`.
 
-A message is answered by a client that is opened from its folder and closed again: Flower may run every
-message in another process, and keeps its own `context.state` only in memory. What counts is the journal in
-the client's folder.
+A message is answered by a client that is opened from its folder and closed again, as Flower runs every
+message in another process and keeps its own `context.state` only in memory, or by one that stays open
+beside it. What counts is the journal in the client's folder.
 
 Only a client's own replies leave. An error goes in full to the node's own log, and the server learns only
 that there was one: its message could hold a record.
@@ -11,45 +11,30 @@ that there was one: its message could hold a record.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
+from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any, Protocol
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_refusal, write_reply
+from equipoise._files import PathLike
+from equipoise.federated.flower.forward import FAILED, from_bytes, introduction_app, to_bytes, write_refusal
+from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_reply
 from equipoise.federated.messages import Refused, RequestKind
 from equipoise.federated.server import Participant
 
 _log = logging.getLogger("equipoise.federated")
 
 
-CLIENT, NUMBER = "client", "number"  # the record of an introduction, and the name in it
-
-
-FAILED = "the client could not answer; its own log says why"
-
-
 class OpenClient(Participant, Protocol):
     """What an app needs of a client; see `Client`."""
 
     def close(self) -> None: ...
-
-
-def client_number(context: Context) -> int:
-    """The client's number, from 0: `partition-id` of the node's configuration.
-
-    Raises:
-        ValueError: it has none.
-    """
-    number = context.node_config.get("partition-id")
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(
-            f"node_config['partition-id'] is {number!r}: start the node with its number, such as "
-            "flower-supernode --node-config 'partition-id=0'"
-        )
-    return number
 
 
 def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
@@ -64,34 +49,53 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     """
     app = introduction_app()
 
-    def reply(client: OpenClient, content: RecordDict, kind: RequestKind) -> RecordDict:
-        return write_reply(client.answer(read_request(content, kind)))
-
     @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
     def query(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(reply, kind="query"))
+        return answer_message(message, context, build, partial(_reply, kind="query"))
 
     @app.query(MESSAGE_TYPES["score"].removeprefix("query."))
     def score(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(reply, kind="score"))
+        return answer_message(message, context, build, partial(_reply, kind="score"))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(reply, kind="train"))
+        return answer_message(message, context, build, partial(_reply, kind="train"))
 
     return app
 
 
-def introduction_app() -> ClientApp:
-    """An app that only tells `GridExchange` which client it is."""
-    app = ClientApp()
+def _reply(client: OpenClient, content: RecordDict, kind: RequestKind) -> RecordDict:
+    return write_reply(client.answer(read_request(content, kind)))
 
-    @app.query("introduce")
-    def introduce(message: Message, context: Context) -> Message:
-        content = RecordDict({CLIENT: ConfigRecord({NUMBER: client_number(context)})})
-        return Message(content, reply_to=message)
 
-    return app
+def _reply_to_bytes(client: OpenClient, name: bytes, content: bytes) -> RecordDict:
+    kinds = {name: kind for kind, name in MESSAGE_TYPES.items()}
+    return _reply(client, from_bytes(content), kinds[name.decode()])
+
+
+def stay_open(client: OpenClient, socket: PathLike) -> None:
+    """Answer the messages of `forwarding_app`, one after another, until the process is stopped.
+
+    A round then costs the owner its training and what Flower's own process costs. Whoever kills this process
+    and starts it again loses nothing: the client goes on with what its folder holds.
+
+    Args:
+        client: of this owner; closed in the end.
+        socket: path of a Unix socket that only this user can open; a path of a killed process is taken over.
+    """
+    place = Path(socket)
+    if place.is_socket():
+        place.unlink()
+    mask = os.umask(0o177)
+    try:
+        listener = Listener(str(place), "AF_UNIX")
+    finally:
+        os.umask(mask)
+    with closing(client), listener:
+        while True:
+            with listener.accept() as line, suppress(EOFError, OSError):  # Flower may end its process
+                work = partial(_reply_to_bytes, client, line.recv_bytes(), line.recv_bytes())
+                line.send_bytes(to_bytes(answered(work, place)))
 
 
 def answer_message(
@@ -102,23 +106,19 @@ def answer_message(
 ) -> Message:
     """Open the client, let `work(client, content)` answer, close it; an error leaves without its details."""
 
-    def work_and_close(content: RecordDict) -> RecordDict:
-        client = build(context)
-        try:
-            return work(client, content)
-        finally:
-            client.close()
+    def work_and_close() -> RecordDict:
+        with closing(build(context)) as client:
+            return work(client, message.content)
 
-    return answered(message, context, work_and_close)
+    return Message(answered(work_and_close, context.node_config.get("partition-id")), reply_to=message)
 
 
-def answered(message: Message, context: Context, work: Callable[[RecordDict], RecordDict]) -> Message:
-    """What `work(content)` answers; an error leaves without its details."""
+def answered(work: Callable[[], RecordDict], who: object) -> RecordDict:
+    """What `work()` answers; an error leaves without its details."""
     try:
-        content = work(message.content)
+        return work()
     except Refused as refused:
-        content = write_refusal(f"Refused: {refused}")
+        return write_refusal(f"Refused: {refused}")
     except Exception:  # its message could hold a record
-        _log.exception("client %s could not answer", context.node_config.get("partition-id"))
-        content = write_refusal(FAILED)
-    return Message(content, reply_to=message)
+        _log.exception("client %s could not answer", who)
+        return write_refusal(FAILED)

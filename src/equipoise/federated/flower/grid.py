@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from equipoise import _validate
-from equipoise.federated.flower.client_app import CLIENT, NUMBER
+from equipoise.federated.flower.forward import CLIENT, NUMBER
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
 from equipoise.federated.messages import Reply, Request
 from equipoise.federated.server import FederationHistory, Strategy, run_rounds

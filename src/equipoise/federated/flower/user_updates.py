@@ -37,7 +37,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise.distributed.backend import out_of_memory
-from equipoise.federated.flower.client_app import answered, introduction_app
+from equipoise.federated.flower.client_app import answered
+from equipoise.federated.flower.forward import introduction_app
 from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.wire import (
     MESSAGE_TYPES,
@@ -182,10 +183,10 @@ def user_app(build: Callable[[Context], NodeUsers]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        def work(content: RecordDict) -> RecordDict:
-            return write_reply(build(context).answer(read_request(content, "train")))
+        def work() -> RecordDict:
+            return write_reply(build(context).answer(read_request(message.content, "train")))
 
-        return answered(message, context, work)
+        return Message(answered(work, context.node_config.get("partition-id")), reply_to=message)
 
     return app
 

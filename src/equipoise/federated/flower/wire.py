@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from equipoise.federated.flower.forward import REFUSAL
 from equipoise.federated.messages import Refused, Reply, Request, RequestKind
 from equipoise.methods.base import Parameters
 
@@ -27,7 +28,7 @@ MESSAGE_TYPES: Mapping[RequestKind, str] = {
 
 # Names of records in a message, and of the round in a record.
 MODEL, EXTRAS, GROUP = "model", "extras", "group."
-REPORTS, REFUSAL = "reports", "refusal"
+REPORTS = "reports"
 ROUND = "round"
 
 
@@ -108,11 +109,6 @@ def write_reply(reply: Reply) -> RecordDict:
     if reply.reports:
         content[REPORTS] = MetricRecord(dict(reply.reports))
     return content
-
-
-def write_refusal(reason: str) -> RecordDict:
-    """The content of a message that says why there is no reply."""
-    return RecordDict({REFUSAL: ConfigRecord({"reason": reason})})
 
 
 def read_reply(message: Message) -> Reply | str:
