@@ -3,7 +3,7 @@
     python run.py FOLDER
 
 Everything is written under FOLDER. It ends with the accuracy of every round and what each owner has spent.
-Without encryption (`--insecure`), since nothing leaves the machine: see README.md for real networks.
+Certificates and keys are made as README.md says for real networks.
 """
 
 import os
@@ -26,11 +26,15 @@ def free_port():
 
 
 class Deployment:
-    """The processes, each in a group of its own, so that a kill takes its children along."""
+    """The processes, each in a group of its own, so that a kill takes its children along.
 
-    def __init__(self, folder):
-        self.folder, self.link = Path(folder).resolve(), free_port()
-        self.folder.mkdir(parents=True, exist_ok=True)
+    `app` is the Flower app, `nodes` how many owners there are.
+    """
+
+    def __init__(self, folder, app=HERE, nodes=2):
+        self.folder, self.app, self.nodes, self.link = Path(folder).resolve(), app, nodes, free_port()
+        self.keys = self.folder / "keys"
+        self.keys.mkdir(parents=True, exist_ok=True)
         tools = str(Path(sys.executable).parent)
         self.environment = {
             **os.environ,
@@ -48,34 +52,66 @@ class Deployment:
             words, stdout=log, stderr=log, env=self.environment, start_new_session=True
         )
 
+    def do(self, *words):
+        """Run a command to its end, in the folder of keys."""
+        done = subprocess.run(words, cwd=self.keys, env=self.environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
+
+    def make_keys(self):
+        """An authority, the server's certificate, and a key for each owner."""
+        new = ("openssl", "req", "-newkey", "rsa:3072", "-nodes")
+        self.do(
+            *new, "-x509", "-days", "365", "-subj", "/CN=consortium", "-keyout", "ca.key", "-out", "ca.pem"
+        )
+        self.do(*new, "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
+        (self.keys / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        self.do(
+            "openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-CAcreateserial", "-days", "365", "-extfile", "names", "-out", "server.pem",
+        )  # fmt: skip
+        for number in range(self.nodes):
+            self.do("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"owner-{number}.key")
+
     def start_link(self):
-        """The server's side."""
-        words = ["flower-superlink", "--insecure", "--port", str(self.link)]
-        self.start("superlink", *words, "--disable-runtime-dependency-installation")
+        """The server's side; it knows the owners' public keys."""
+        if not (self.keys / "server.pem").exists():
+            self.make_keys()
+        self.start(
+            "superlink", "flower-superlink", "--port", str(self.link),
+            "--ssl-certfile", self.keys / "server.pem", "--ssl-keyfile", self.keys / "server.key",
+            "--ssl-ca-certfile", self.keys / "ca.pem",
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
         config = Path(self.environment["FLWR_HOME"]) / "config.toml"
         config.parent.mkdir(exist_ok=True)
-        address = f"127.0.0.1:{self.link}"
         config.write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "localhost:{self.link}"\n'
+            f'root-certificates = "{self.keys}/ca.pem"\n'
         )
         while True:  # until it listens
             if self.running["superlink"].poll() is not None:
                 raise RuntimeError(f"the SuperLink has ended; see {self.folder}/superlink.log")
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.link)) == 0:
-                    return
+                    break
             time.sleep(0.2)
+        for number in range(self.nodes):
+            self.do("flwr", "supernode", "register", f"owner-{number}.key.pub")
 
     def start_node(self, number):
         """A data owner's side."""
         self.start(
-            f"owner-{number}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.link}",
-            "--port", str(free_port()), "--node-config", f'partition-id={number} folder="{self.folder}"',
+            f"owner-{number}", "flower-supernode", "--superlink", f"localhost:{self.link}",
+            "--root-certificates", self.keys / "ca.pem",
+            "--auth-supernode-private-key", self.keys / f"owner-{number}.key", "--port", str(free_port()),
+            "--node-config",
+            f'partition-id={number} folder="{self.folder}" socket="{self.folder}/{number}.socket"',
         )  # fmt: skip
 
     def run(self, config=""):
         """Hand the app to the SuperLink; `config` sets what pyproject.toml does not say."""
-        words = ["flwr", "run", str(HERE), "--run-config", f'folder="{self.folder}" {config}'.strip()]
+        words = ["flwr", "run", str(self.app), "--run-config", f'folder="{self.folder}" {config}'.strip()]
         subprocess.run(words, env=self.environment, check=True, timeout=600)
 
     def kill(self, name):

@@ -1,0 +1,1 @@
+"""Five hospitals: the same clients in one process and behind Flower."""
