@@ -2,74 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import equipoise as eq
 from equipoise.audit.replay import RecordingLedger
 from equipoise.distributed.processes import Processes
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Setting
 from equipoise.privacy import Secrets, digest
+from equipoise.privacy.private import unwrap
 from equipoise.training.context import Attempt, StepContext
 from equipoise.training.forwards import BatchPreparation, RowSource
 from equipoise.training.record_source import RecordSource
 
+ADD = "add_or_remove_one"
+
 
 class Follower:
-    """Runs a method step by step and keeps the iterates and the states.
-
-    Args:
-        transcript: releases of an earlier run that are handed out in place of new ones.
-    """
+    """Runs a method step by step, each draw in one micro-batch, and keeps the iterates and the states."""
 
     def __init__(
-        self,
-        method: eq.Method,
-        model: nn.Module,
-        loss: Callable[[nn.Module, Any], Tensor],
-        data: Any,
-        sampling: Any,
-        *,
-        budget: Any = None,
-        learning_rate: float = 0.1,
-        seed: int = 0,
-        micro_batch_size: int | None = None,
-        relation: str = "add_or_remove_one",
-        transcript: Sequence[Any] | None = None,
-        engine: GradientEngine | None = None,
-    ) -> None:
+        self, method, model, loss, data, sampling, *, budget=None, learning_rate=0.1, seed=0, relation=ADD
+    ):
         self.method, self.sampling, self.learning_rate = method, sampling, learning_rate
-        self.method_plan = method.plan(
-            Setting(sampling=sampling, budget=budget, relation=relation, public_seed=seed)
-        )
+        setting = Setting(sampling=sampling, budget=budget, relation=relation, public_seed=seed)
+        self.method_plan = method.plan(setting)
         self.plan = self.method_plan.releases
-        options: dict[str, Any] = {"secrets": Secrets(None, seed)}
-        self.ledger = RecordingLedger(self.plan, replayed=transcript, **options)
+        self.ledger = RecordingLedger(self.plan, secrets=Secrets(None, seed))
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         source = RecordSource(data)
-        example = source.take(torch.arange(3))
-        self.engine = engine or (LossEngine if method.forward_only else GradientEngine)(model, loss, example)
+        example = source.take(torch.arange(min(3, len(source))))
+        engine = (LossEngine if method.forward_only else GradientEngine)(model, loss, example)
         prepare = BatchPreparation(torch.device("cpu"))
-        size = micro_batch_size or len(source)  # the whole draw at once, unless another size is asked for
-        self.rows = RowSource(self.engine, source, prepare, size, example, seed)
-        self.state: Any = None
-        self.steps_done = 0
-        self.states: list[dict[str, Any]] = []
+        self.rows = RowSource(engine, source, prepare, len(source), example, seed)
+        self.state, self.steps_done, self.states = None, 0, []
 
     def step(self) -> dict[str, Tensor]:
-        context = StepContext(
-            Attempt(self.rows, self.ledger, Processes()),
-            self.params,  # type: ignore[arg-type]
-            self.steps_done,
-            self.sampling,
-            self.method_plan,
-            digest({"step": self.steps_done, "parameters": self.params, "method": self.state}),
-        )
+        attempt = Attempt(self.rows, self.ledger, Processes())
+        key = digest({"step": self.steps_done, "parameters": self.params, "method": self.state})
+        context = StepContext(attempt, self.params, self.steps_done, self.sampling, self.method_plan, key)
         if self.state is None:
             self.state = self.method.init(context)
         estimate, self.state = self.method.step(context, self.state)
@@ -92,6 +67,13 @@ class Follower:
     def released(self, name: str) -> int:
         """How many releases held this name."""
         return sum(name in answer for answer in self.ledger.transcript)
+
+
+class Noiseless(RecordingLedger):
+    """Books as ever and adds nothing: for limits without noise."""
+
+    def _noised(self, mechanism: Any, sums: Any, *rest: Any) -> Any:
+        return {name: {k: unwrap(v).clone() for k, v in b.value.items()} for name, b in sums.items()}
 
 
 class Linear(nn.Module):

@@ -6,15 +6,13 @@ import itertools
 
 import pytest
 import torch
-from stepping import Follower, Linear, consistent, half_square
+from stepping import Follower, Linear, Noiseless, consistent, half_square
 
 import equipoise as eq
-from equipoise.audit.replay import RecordingLedger
 from equipoise.methods.anchored import AtRandom, Every
 from equipoise.methods.base import Setting
 from equipoise.methods.dp_c4 import Constant, Distance, ReleasedNorm
 from equipoise.privacy import FullBatch, Poisson, epsilon
-from equipoise.privacy.private import unwrap
 
 BUDGET = eq.Budget(4.0, 1e-5)
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
@@ -62,13 +60,6 @@ def test_an_anchor_at_every_step_is_dp_sgd_bit_by_bit():
     assert torch.equal(a.vector, b.vector)
     assert [release.name for release in a.plan.releases] == ["anchor"]
     assert a.plan.epsilon(1e-5).value == b.plan.epsilon(1e-5).value
-
-
-class Noiseless(RecordingLedger):
-    """Books as ever and adds nothing: for limits without noise."""
-
-    def _noised(self, mechanism, sums, *rest):
-        return {name: {k: unwrap(v).clone() for k, v in b.value.items()} for name, b in sums.items()}
 
 
 @pytest.mark.parametrize(
