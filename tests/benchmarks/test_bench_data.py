@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from benchmarks import data
 from equipoise.data import DataFileError
 
 
-def test_libsvm(tmp_path: Path) -> None:
+def test_libsvm(tmp_path):
     path = tmp_path / "rows"
     path.write_text("-1 1:0.5 4:-2 \n+1\n\n+1 2:1e1 # remark\n")
     records = data.read_libsvm(path, 4)
@@ -27,7 +26,7 @@ def pictures(n: int) -> np.ndarray:
     return np.random.RandomState(0).randint(0, 256, (n, 3, 32, 32)).astype(np.uint8)
 
 
-def test_cifar100_takes_the_fine_labels_of_either_layout(tmp_path: Path) -> None:
+def test_cifar100_takes_the_fine_labels_of_either_layout(tmp_path):
     images = pictures(2)
     rows = [bytes([7, label]) + image.tobytes() for label, image in zip((99, 42), images, strict=True)]
     (tmp_path / "train.bin").write_bytes(b"".join(rows))
@@ -39,7 +38,7 @@ def test_cifar100_takes_the_fine_labels_of_either_layout(tmp_path: Path) -> None
     assert torch.equal(found.train.fields["input"], found.test.fields["input"])
 
 
-def test_python_2_pickle_with_byte_strings_is_read(tmp_path: Path) -> None:
+def test_python_2_pickle_with_byte_strings_is_read(tmp_path):
     """The published files: protocol 2, str keys and buffers of Python 2, the old module path of numpy."""
     raw = pictures(1).tobytes()
     stream = b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03K\x06aU\x04dataq\x04"
@@ -55,17 +54,17 @@ def test_python_2_pickle_with_byte_strings_is_read(tmp_path: Path) -> None:
 
 
 class Runs:
-    """Pickles to a call of ``os.mkdir``: reading it in earnest would leave a folder."""
+    """Pickles to a call of `os.mkdir`: reading it in earnest would leave a folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_would_run_code_is_refused(tmp_path, protocol):
     trap, path = tmp_path / "trap", tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({b"data": Runs(trap), b"labels": [0]}, protocol=protocol))
     with pytest.raises(DataFileError, match=r"mkdir.*refused"):
@@ -83,7 +82,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, protocol: int) 
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(I0\ntS'b'\ntR.",
     ],
 )
-def test_other_names_are_refused(tmp_path: Path, stream: bytes) -> None:
+def test_other_names_are_refused(tmp_path, stream: bytes):
     path = tmp_path / "x"
     path.write_bytes(stream)
     with pytest.raises(DataFileError, match="refused"):

@@ -1,7 +1,5 @@
 """What a step and a start hold grows no more unnoticed: bytes of tensors, counted."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

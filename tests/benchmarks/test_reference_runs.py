@@ -1,7 +1,5 @@
 """The reference runs repeat bit for bit, and each kind of difference is told."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """The networks of the table of regimes are served as plain training serves them; comparisons."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import threading

@@ -1,7 +1,5 @@
 """The rate is chosen on the validation records; the test records judge each seed once, at that rate."""
 
-from __future__ import annotations
-
 import torch
 
 import equipoise as eq

@@ -1,7 +1,5 @@
 """The bench on whole data sets: fair by construction, deaf to test records, and goes on where it stopped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The comparison that every layer and every model goes through: engine against dense oracle, all queries."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -38,14 +36,13 @@ def moved(model, scale=0.1):
     }
 
 
-def compare(model, loss, batch, tolerance=None, params=None, check=True, how=None):
+def compare(model, loss, batch, how=None):
     """Norms, sums, cross-Gram, inner products, differences; returns the engine."""
     dtype = next(model.parameters()).dtype
-    tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
-    engine = GradientEngine(model, loss, batch, check=check)
+    tolerance, engine = TOLERANCE[dtype], GradientEngine(model, loss, batch)
     G, D = engine(batch), dense_gradients(model, loss, batch)
     assert G.names == D.names
-    other = moved(model) if params is None else params
+    other = moved(model)
     H, E = engine(batch, params=other), dense_gradients(model, loss, batch, params=other)
     close(G.losses, D.losses, tolerance)
     for fast, dense in ((G, D), (H, E)):

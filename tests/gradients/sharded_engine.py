@@ -3,9 +3,8 @@
 Each case gives the largest errors, relative to the largest value, into FOLDER/NAME.RANK.pt.
 """
 
-from __future__ import annotations
-
 import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
+from zoo import Net
 
 from equipoise.gradients import GradientEngine
 
@@ -25,7 +25,7 @@ from equipoise.gradients import GradientEngine
 class Blocks(nn.Module):
     """Residual blocks with a norm, whose widths two processes do not share evenly."""
 
-    def __init__(self, checkpointed: bool = False, width: int = 7) -> None:
+    def __init__(self, checkpointed: bool = False, width: int = 7):
         super().__init__()
         self.embed = nn.Linear(5, width)
         self.blocks = nn.ModuleList(
@@ -35,50 +35,48 @@ class Blocks(nn.Module):
         self.head = nn.Linear(width, 3)
         self.checkpointed = checkpointed
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.embed(x)
         for block in self.blocks:
             h = h + (checkpoint(block, h, use_reentrant=False) if self.checkpointed else block(h))
         return self.head(h)
 
 
-class Tied(nn.Module):
+def tied():
     """A language model whose look-up table is its head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 6)
-        self.mix = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 11, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.head(torch.tanh(self.mix(self.table(tokens))))
 
+    parts = {"table": nn.Embedding(11, 6), "mix": nn.Linear(6, 6), "head": nn.Linear(6, 11, bias=False)}
+    model = Net(forward, **parts)
+    model.head.weight = model.table.weight
+    return model
 
-def squares(model: nn.Module, x: Tensor) -> Tensor:
+
+def squares(model: nn.Module, x: Tensor):
     return model(x).square().flatten(1).sum(1)
 
 
-def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
+def next_token(model: nn.Module, tokens: Tensor):
     logits = model(tokens)
     logits = getattr(logits, "logits", logits)[:, :-1]
     losses = nn.functional.cross_entropy(logits.transpose(1, 2).double(), tokens[:, 1:], reduction="none")
     return losses.sum(1)
 
 
-def gpt2() -> nn.Module:
+def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 10, "vocab_size": 13, "n_positions": 8}
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).eval()
 
 
-def numbers(count: int) -> Tensor:
+def numbers(count: int):
     return torch.randn(count, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def tokens(count: int) -> Tensor:
+def tokens(count: int):
     return torch.randint(11, (count, 6), generator=torch.Generator().manual_seed(3))
 
 
@@ -99,18 +97,18 @@ CASES = {
     "checkpointed": Case(lambda: Blocks(checkpointed=True)),
     "offload": Case(Blocks, options={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
     "never resharded": Case(Blocks, options={"reshard_after_forward": False}),
-    "tied": Case(Tied, next_token, tokens, lambda model: [model.mix]),
+    "tied": Case(tied, next_token, tokens, lambda model: [model.mix]),
 }
 if find_spec("transformers"):
     CASES["gpt2"] = Case(gpt2, next_token, tokens, lambda model: [*model.transformer.h])
 
 
-def built(case: Case) -> nn.Module:
+def built(case: Case):
     torch.manual_seed(1)
     return case.build().double()
 
 
-def shard(model: nn.Module, case: Case, **options: Any) -> nn.Module:
+def shard(model: nn.Module, case: Case, **options: Any):
     for layer in case.layers(model):
         fully_shard(layer, **case.options, **options)
     return fully_shard(model, **case.options, **options)
@@ -147,19 +145,10 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
 def refusals() -> dict[str, str]:
     """What the engine says of sharded models that it does not take."""
 
-    class Scaled(nn.Module):
-        """Its weight is computed from a parameter's values."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 5))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.linear(x, self.weight.square())
-
     found = {}
     try:
-        GradientEngine(fully_shard(Scaled()), squares, numbers(4).float())
+        scaled = Net(lambda self, x: x @ self.weight.square(), weight=nn.Parameter(torch.randn(5, 3)))
+        GradientEngine(fully_shard(scaled), squares, numbers(4).float())
     except Exception as error:
         found["values"] = f"{type(error).__name__}: {error}"
     return found
@@ -185,7 +174,7 @@ def bf16() -> float:
     return worst
 
 
-def work(rank: int, port: int, folder: str) -> None:
+def work(rank: int, port: int, folder: str):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo")
@@ -193,10 +182,8 @@ def work(rank: int, port: int, folder: str) -> None:
     for name, case in CASES.items():
         try:
             found[name] = measure(case, rank)
-        except Exception as error:
-            import traceback
-
-            found[name] = {"raised": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
+        except Exception:
+            found[name] = {"raised": traceback.format_exc()}
             break
     else:
         found["refusals"] = refusals()

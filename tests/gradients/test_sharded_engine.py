@@ -1,7 +1,5 @@
 """Per-sample gradients of models of which two processes hold parts, fully sharded or tensor parallel."""
 
-from __future__ import annotations
-
 import re
 
 import parallel_engine
@@ -55,7 +53,6 @@ def test_rows_of_a_tensor_parallel_model_are_those_of_the_whole(name, by_rank):
             r"CoverageError.*block\.norm\.weight.*layer_norm.*sequence parallel.*parallelize_module",
         ),
         ("of_loss", r"TypeError.*loss_parallel.*output_layouts=Replicate"),
-        ("two_axes", r"TypeError.*'up\.weight'.*parallelize_module and fully_shard both.*one axis"),
         ("values", r"CoverageError.*layer\.weight.*hidden.*before fully_shard or parallelize_module"),
     ],
 )

@@ -100,7 +100,7 @@ def check_lines(engine, records, monkeypatch):
         assert repr(own.calls) == repr(of_graph.calls)  # a NaN is no NaN
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", RIGHT_CASES)
 def test_every_right_model_replays_to_the_bits_of_the_engine(name, monkeypatch):
     """And its line asks for the operations of its graph."""

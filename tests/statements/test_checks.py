@@ -50,19 +50,51 @@ def released(ledger: Ledger, name: str, *names: str) -> None:
 
 def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3) -> Ledger:
     sampling = sampling or FixedEpochs(100, 100, 4)  # in closed form: quick
-    releases = [
-        Release("gradient", 5.0, Gaussian(2.0)),
-        Release("norm", 5.0, Gaussian(6.0), count=2),
-        Release("radius", 5.0, Gaussian(9.0), draw="other", count=1, sampling=FullBatch(100, 1)),
-    ]
-    if isinstance(sampling, FixedEpochs):
-        releases[1] = Release("norm", 5.0, Gaussian(6.0), draw="other", count=1, sampling=FullBatch(100, 1))
+    once = {"draw": "other", "count": 1, "sampling": FullBatch(100, 1)}
+    apart = once if isinstance(sampling, FixedEpochs) else {"count": 2}
+    releases = [Release("gradient", 5.0, Gaussian(2.0)), Release("norm", 5.0, Gaussian(6.0), **apart)]
+    releases += [Release("radius", 5.0, Gaussian(9.0), **once)]
     ledger = PublishedLedger(PrivacyPlan(releases, sampling, relation), journal=journal)
     for step in range(steps):
         both = step < 2 and ledger.plan["norm"].draw == "batch"
         released(ledger, "batch", "gradient", *(["norm"] if both else []))
     released(ledger, "other", "radius")
     return ledger
+
+
+def run_of(releases, sampling, draws, missed=(), **unit) -> Ledger:
+    """So many draws, some of which are opened and not released."""
+    ledger = PublishedLedger(PrivacyPlan(releases, sampling, **unit))
+    for ordinal in range(draws):
+        if ordinal in missed:
+            ledger.open("batch")
+        else:
+            released(ledger, "batch", *(release.name for release in releases))
+    return ledger
+
+
+def gappy_run() -> Ledger:
+    """Ten releases of an epoch's length, which lie in two."""
+    return run_of([Release("gradient", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20), 20, range(5, 15))
+
+
+def over_steps_run() -> Ledger:
+    """Noise over three steps, records in groups of four, nine of twelve draws released."""
+    gradient = Release("gradient", 5.0, BandedGaussian((1.0, 0.5, 0.3), 2.0))
+    return run_of([gradient], CyclicPoisson(10, 100, 12, bands=4), 12, range(5, 8))
+
+
+STAGES = Release("gradient", 5.0, Staged(Gaussian(3.0), (0, 4, 7), (1.0, 0.8, 0.5)))
+
+
+def stages_run(draws=9, missed=(4, 5)) -> Ledger:
+    """Two releases whose noise falls twice over ten draws, seven of them released."""
+    return run_of([STAGES, Release("norm", 5.0, Gaussian(6.0))], FullBatch(100, 10), draws, missed)
+
+
+def users_run() -> Ledger:
+    """Users of at most three sampled records, five of eight draws released."""
+    return run_of([Release("gradient", 5.0, Gaussian(2.0))], Poisson(10, 100, 8), 5, unit=Unit("user", 3))
 
 
 def unproven_run(multiplier) -> Ledger:
@@ -112,43 +144,6 @@ def verdicts(statement, ledger):
         all(finding.ok is not False for finding in findings)
         for findings in (check_with_journal(statement, ledger.journal.entries()), check_published(statement))
     )
-
-
-def gappy_run(journal=None) -> Ledger:
-    """Ten releases of an epoch's length, which lie in two."""
-    ledger = PublishedLedger(
-        PrivacyPlan([Release("gradient", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20)), journal=journal
-    )
-    for ordinal in range(20):
-        if 5 <= ordinal < 15:
-            ledger.open("batch")
-        else:
-            released(ledger, "batch", "gradient")
-    return ledger
-
-
-def over_steps_run() -> Ledger:
-    """Noise over three steps, records in groups of four, nine of twelve draws released."""
-    gradient = Release("gradient", 5.0, BandedGaussian((1.0, 0.5, 0.3), 2.0))
-    ledger = PublishedLedger(PrivacyPlan([gradient], CyclicPoisson(10, 100, 12, bands=4)))
-    for ordinal in range(12):
-        if 5 <= ordinal < 8:
-            ledger.open("batch")
-        else:
-            released(ledger, "batch", "gradient")
-    return ledger
-
-
-def stages_run() -> Ledger:
-    """Two releases whose noise falls twice over ten draws, seven of them released."""
-    gradient = Release("gradient", 5.0, Staged(Gaussian(3.0), (0, 4, 7), (1.0, 0.8, 0.5)))
-    ledger = PublishedLedger(PrivacyPlan([gradient, Release("norm", 5.0, Gaussian(6.0))], FullBatch(100, 10)))
-    for ordinal in range(9):
-        if 4 <= ordinal < 6:
-            ledger.open("batch")
-        else:
-            released(ledger, "batch", "gradient", "norm")
-    return ledger
 
 
 def test_epochs_are_charged_by_the_draws_that_lie_in_them():
@@ -322,15 +317,6 @@ CAPPED_EDITS = {
 }
 
 
-def users_run() -> Ledger:
-    """Users of at most three sampled records, five of eight draws released."""
-    gradient = Release("gradient", 5.0, Gaussian(2.0))
-    ledger = PublishedLedger(PrivacyPlan([gradient], Poisson(10, 100, 8), unit=Unit("user", 3)))
-    for _ in range(5):
-        released(ledger, "batch", "gradient")
-    return ledger
-
-
 USERS_EDITS = {
     "records": at_top(unit="record"),
     "records, and no users": at_top(unit="record", users=None),
@@ -382,9 +368,7 @@ def test_an_edited_statement_is_caught(kind, edit):
 
 @pytest.mark.parametrize("ordinal", [3, 4])
 def test_a_journal_line_with_the_noise_of_another_stage_is_caught(ordinal):
-    ledger = PublishedLedger(PrivacyPlan(stages_run().plan.releases, FullBatch(100, 10)))
-    for _ in range(5):
-        released(ledger, "batch", "gradient", "norm")
+    ledger = stages_run(5, ())
     rows = rows_of(ledger)
     rows[1 + ordinal]["multipliers"]["gradient"] = 3.0 * 0.8 if ordinal < 4 else 3.0
     assert "noise multiplier" in complaint(statement_of(ledger), rows)
@@ -642,8 +626,7 @@ def test_a_reproducible_run_says_so():
     plan = PrivacyPlan([Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 4))
     ledger = PublishedLedger(plan, secrets=Secrets(reproducible_seed=1))
     statement = statement_of(ledger)
-    assert statement["private"] is False
-    assert verdicts(statement, ledger) == (True, True)
+    assert (statement["private"], verdicts(statement, ledger)) == (False, (True, True))
     assert verdicts(statement | {"private": True}, ledger)[0] is False
 
 
