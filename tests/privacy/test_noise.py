@@ -217,6 +217,15 @@ def test_the_key_stream_is_chacha20(first):
     assert bytes(key_stream(key, first, 3).view(torch.uint8).tolist()) == expected
 
 
+@pytest.mark.parametrize("made", [streams._Aes, lambda key: streams._ChaCha(key, torch.device("cpu"))])
+def test_bits_from_a_place_on_are_those_of_the_whole_stream(made):
+    """Also from within a block of the cipher: else two sums would share bits."""
+    whole, part = torch.empty(2, 80)
+    made(b"k" * 32).write(whole, 40, 0)
+    made(b"k" * 32).write(part, 30, 24)
+    assert torch.equal(part[:30].view(torch.int32), whole[6:36].view(torch.int32))
+
+
 def test_without_triton_tensor_operations_make_noise(monkeypatch):
     monkeypatch.setitem(sys.modules, "equipoise.privacy.noise.chacha_kernel", None)
     write, words = streams._kernel.__wrapped__(torch.device("cuda"))

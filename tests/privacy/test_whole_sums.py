@@ -223,5 +223,7 @@ def test_a_part_of_a_sum_is_a_sum_of_the_same_unit(unit):
     whole.add(torch.tensor([0.5, 0.25]))
     assert [float(whole[place].floats()) for place in (0, 1)] == [1.5, 2.25]
     assert not whole[0].is_lost()
+    rounded = WholeSum.of(unit * torch.tensor([0.75, -0.75, 0.25]), unit).floats()
+    assert unit == 0 or (rounded / unit).tolist() == [1, -1, 0]
     whole.add(torch.tensor([math.nan, 0.0]))
     assert bool(whole[1].is_lost()) == (unit > 0)
