@@ -92,6 +92,7 @@ def test_guard_is_the_stated_one_and_is_carried_everywhere():
     guard = 4 * EPS * (G_x.row_norms() + G_w.row_norms())
     exactly = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=0)  # guards are about 1e-6
     exactly(D.norm_guard(), guard)
+    exactly((-2.0 * D).norm_guard(), 2 * guard)
     assert not G_x.norm_guard().any()
     assert (D.row_norms() >= guard).all()
     exactly(same.row_norms(), 8 * EPS * G_x.row_norms())
