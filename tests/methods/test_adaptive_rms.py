@@ -33,6 +33,12 @@ def test_the_radius_of_three_norms():
         assert rule.update(rule.start(), mean, 0.0, 1)["clip_norm"] == pytest.approx(radius, rel=1e-6)
 
 
+def test_the_mean_is_averaged_over_steps():
+    rule = RMSRadius(g_hat=2.0, ema_beta=0.5, offset="none")
+    state = rule.update(rule.update(rule.start(), 1.0, 0.0, 2), 2.0, 0.0, 2)
+    assert state["clip_norm"] == pytest.approx(math.sqrt(2 * 1.5))
+
+
 @pytest.mark.parametrize("scale", ["g_hat", "self"])
 def test_the_radius_stays_above_zero_and_below_its_limit(scale):
     rule, rng = RMSRadius(g_hat=2.0, scale=scale), torch.Generator().manual_seed(0)

@@ -169,3 +169,13 @@ def test_parameters_that_someone_else_moved():
     assert float(follower.state["anchor"]["weight"][0]) == 5.0  # a copy
     follower.run(10)
     assert not any(follower.ledger.releases_left.values())
+
+
+def test_a_decaying_threshold_serves_both_releases():
+    """An anchor at steps 0, 2 and 4; coupled terms at 1 and 3, with the threshold of their step."""
+    data, decay = consistent(40, 3)[0], eq.methods.ExponentialDecay(1.0, rate=0.5)
+    method = eq.methods.DPSVRG(clip_norm=decay, schedule=moving(4, 2), **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5)).run()
+    lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
+    names = [("anchor", 1.0), ("coupled", 1.0), ("anchor", 0.25), ("coupled", 0.25), ("anchor", 0.0625)]
+    assert [next(iter(entry.bounds.items())) for entry in lines] == names

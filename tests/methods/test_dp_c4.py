@@ -112,3 +112,11 @@ def test_a_schedule_that_ends_at_no_number_is_refused_before_the_start(make, val
     method = make(Schedule(lambda step: 1.0 if step < 5 else value))
     with pytest.raises(ValueError, match="5"):
         method.plan(Setting(sampling=Poisson(64, 2000, 100), budget=Budget(4.0, 1e-5)))
+
+
+def test_a_released_norm_is_rid_of_the_noise_of_its_mean():
+    data, _ = consistent(60, 3)
+    method = eq.DPC4Plus(clip_norm=5.0, anchor=ReleasedNorm(shrink_limit=0.01), schedule=Every(2), **SMALL)
+    state = Follower(method, Linear(3), half_square, data, FullBatch(60, 3)).run(1).states[0]
+    norm, std = float(state["gradient"]["weight"].norm()), 2.0 * 5.0 / 60
+    assert state["next_anchor_clip_norm"] == pytest.approx((norm**2 - 3 * std**2) ** 0.5)

@@ -14,6 +14,7 @@ import equipoise as eq
 from equipoise.audit.neighbours import audit_neighbours
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import DPZO
 from equipoise.methods.zeroth_order import RandomDirection
@@ -158,3 +159,14 @@ def test_its_audit_finds_noise_that_is_far_too_small():
         noise_by = 0.3
 
     assert not audit_method("dp-zo", 2.0, one_step=True, canaries=200, make_ledger=Silent).holds
+
+
+def test_losses_that_mix_at_the_size_of_a_forward_are_refused():
+    """With few records nothing mixes; no gradients are compared that would show it."""
+
+    def mixing(model, batch):
+        found = loss(model, batch)
+        return found + 0.1 * found.mean().detach() if len(found) > 16 else found
+
+    with pytest.raises(CrossRecordError):
+        train(DPZO(clip_norm=0.5), loss=mixing, sampling=ALL, microbatch_size=60).take_step()

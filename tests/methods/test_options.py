@@ -99,3 +99,11 @@ def test_a_plan_is_pure():
     settings = [Setting(sampling=eq.Poisson(10, 100, 200), public_seed=seed) for seed in (5, 5, 6)]
     one, again, other = (method.plan(setting).constants.schedule for setting in settings)
     assert method.plan(settings[0]).constants.schedule == one == again != other
+
+
+@pytest.mark.parametrize("word", ["top_share", "top-share", "Top-Share"])
+def test_words_are_taken_however_they_are_spelt(word):
+    made = eq.DCDPSGD.from_config({"name": "dc-dpsgd", "variant": word})
+    assert made == eq.DCDPSGD(variant=eq.methods.TopShare())
+    config = {"name": "dice-sgd", "recipe": "as-published", "variant": "algorithm-4"}
+    assert eq.published.DiceSGD.from_config(config).variant == "algorithm_4"

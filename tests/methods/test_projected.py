@@ -330,3 +330,18 @@ def test_public_records_are_given_again_and_must_be_the_same():
     for given, message in ((), "public records"), ((others,), "differs from the records"):
         with pytest.raises(ValueError, match=message):
             eq.PCDPSGD.from_config(config, *given)
+
+
+def test_public_gradients_that_span_nothing_or_little_are_told():
+    def step(public, data, **options):
+        train(over(eq.PCDPSGD, public, noise_multiplier=1.0, **options), data, steps=1)
+
+    with pytest.raises(ValueError, match="all zero"):
+        step(torch.zeros(3, 6).double(), rows())
+    with pytest.warns(UserWarning, match="dimension=9"):
+        step(rows(4, seed=1), rows(), dimension=9)
+    with pytest.warns(UserWarning, match="DP-SGD is the better method"):
+        step(rows(100, 400), rows(20, 400, 2), dimension=10)
+    # Records that are a basis capture nothing of each other, and all of private gradients in their span.
+    with pytest.warns(UserWarning, match="which the subspace in use holds too"):
+        step(basis(40, 10), rows(50, 10, 4) @ basis(40, 10))

@@ -10,6 +10,7 @@ from equipoise.privacy import BallsInBins, FixedEpochs, PlanError, Poisson
 from equipoise.privacy.accounting import allocation
 from equipoise.privacy.accounting.allocation import divergence, ratio_law
 from equipoise.privacy.accounting.epsilon import epsilon
+from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
 from equipoise.privacy.mechanisms.correlated_gaussian import BandedGaussian
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
@@ -105,3 +106,10 @@ def test_the_tests_see_a_record_that_is_drawn_twice(monkeypatch):
     monkeypatch.setattr(allocation, "ratio_law", lambda sigma, slots: ratio_law(sigma, 2 * slots))
     with pytest.raises(AssertionError):
         test_delta_is_that_of_drawn_epochs()
+
+
+def test_mass_at_infinite_loss_is_no_epsilon(monkeypatch):
+    """Where more than delta is lost at once, one direction has no epsilon, whatever the other has."""
+    coarse = SampledGaussians(0.5, 1.0, 10, slots=2)
+    monkeypatch.setattr(allocation, "ratio_law", lambda *_: (np.array([0.0, 2.0]), np.array([0.5, 0.5])))
+    assert composed_epsilon([coarse], 1e-5, "add", 16)[0] == math.inf

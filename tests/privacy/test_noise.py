@@ -300,3 +300,11 @@ def test_the_columns_of_a_matrix_are_those_of_the_whole_stream(width, columns, c
     monkeypatch.setattr(streams, "_transform", noted)
     NormalStream(bytes(32)).draw_ranges(2**22, 1.0, [(0, 2**20), (3 * 2**20 + 7, 3 * 2**20 + 107)])
     assert sum(made) <= 2 * (2**20 + 100)  # of the numbers that are wanted
+
+
+def test_many_ranges_are_those_of_the_whole_stream(cipher):
+    count, rng = 2**18 + 1000, np.random.default_rng(0)
+    whole = NormalStream(b"k" * 32).draw(count, 1.0)
+    ranges = [tuple(sorted(rng.integers(0, count + 1, 2).tolist())) for _ in range(20)]
+    parts = NormalStream(b"k" * 32).draw_ranges(count, 1.0, ranges)
+    assert torch.equal(parts, torch.cat([whole[start:stop] for start, stop in ranges]))
