@@ -68,7 +68,8 @@ def arguments(folder, **options):
 
 
 OWN = (
-    "callbacks", "compute_metrics", "eval_dataset", "loss", "method", "budget", "journal", "reproducible",
+    "callbacks", "compute_metrics", "data_collator", "eval_dataset", "loss", "method", "budget", "journal",
+    "reproducible",
 )  # fmt: skip
 
 
@@ -225,7 +226,7 @@ def test_the_model_is_saved_with_its_statement(tmp_path):
 OTHER_VALUES = {
     "data_seed": 1, "debug": "underflow_overflow", "deepspeed": {"train_batch_size": 1}, "fsdp": "full_shard",
     "include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0,
-    "skip_memory_metrics": False, "torch_empty_cache_steps": 1, "train_sampling_strategy": "group_by_length",
+    "skip_memory_metrics": False, "torch_empty_cache_steps": 1, "train_sampling_strategy": "sequential",
     "parallelism_config": object(), "max_grad_norm": 0.3, "lr_scheduler_type": "reduce_lr_on_plateau",
 }  # fmt: skip
 
@@ -344,3 +345,26 @@ def test_a_frozen_norm_stays_in_the_mode_that_it_has(tmp_path):
     assert model.last.training
     with pytest.raises(CrossRecordError, match=r"eval\(\)"):
         trainer_of(tmp_path / "other", Normed(norm_mode=True), loss=loss, max_steps=2).train()
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers.TrainingArguments, "train_sampling_strategy"), reason="an older name"
+)
+def test_draws_are_sorted_by_the_public_lengths_of_the_collator(tmp_path):
+    rng, seen = torch.Generator().manual_seed(0), []
+    ids = [torch.randint(3, WORDS, (length,), generator=rng) for length in [3, 4, 9] * 20]
+    data = [{"input_ids": one, "attention_mask": torch.ones_like(one), "labels": one[0] % 2} for one in ids]
+
+    def joined(items):
+        width = max(len(item["input_ids"]) for item in items)
+        seen.append({len(item["input_ids"]) <= 4 for item in items})
+        padded = [{k: F.pad(v, (0, width - len(v))) if v.ndim else v for k, v in i.items()} for i in items]
+        return torch.utils.data.default_collate(padded)
+
+    collate = eq.data.PadTo(joined, (4, LENGTH), {"input_ids": 0, "attention_mask": 0})
+    given = {"data": data, "train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, **given, max_steps=2, data_collator=collate)
+    trainer.train()
+    assert all(len(lengths) == 1 for lengths in seen[-8:])
+    with pytest.raises(ValueError, match="needs public lengths"):
+        trainer_of(tmp_path / "other", **given, max_steps=2).train()

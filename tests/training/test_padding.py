@@ -1,5 +1,7 @@
 """Texts of many lengths, padded to the longest of their batch: fine with a mask, refused without one."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,3 +189,53 @@ def test_padding_is_behind_the_records_up_to_the_last_length(shape, axis):
         PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
     with pytest.raises(ValueError, match="lengths"):
         PadTo(padded, (8, 4), {"words": 0})
+
+
+def taken(data):
+    """Parameters after a step, from public seeds, and the run."""
+    torch.manual_seed(0)
+    model = Mean()
+    run = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        loss=loss_of(True),
+        data=data,
+        sampling=eq.Poisson(40, 120, 2),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        run=eq.Run(seed=3, reproducible=True),
+    )
+    data.collate.seen.clear()
+    run.take_step()
+    return dict(run.parameters)
+
+
+class Seen(PadTo):
+    """Notes how long each record was, and to what it was padded."""
+
+    seen: ClassVar = []
+
+    def __call__(self, items):
+        batch = super().__call__(items)
+        self.seen.extend((len(text), batch["words"].shape[1]) for text, _ in items)
+        return batch
+
+
+def test_records_of_one_width_share_forwards():
+    """They train what they train unsorted; how far a record is padded follows from itself alone."""
+    texts, collate, found = Texts(), Seen(padded, (8, 12, 24), {"words": 0}), []
+    for widths in ([collate.width(len(text)) for text in texts.texts], None):
+        ended = taken(eq.Data(texts, collate=collate, widths=widths, microbatch_size=8))
+        found.append((ended, sorted(Seen.seen)))
+    (alike, of_sorted), (unsorted, others) = found
+    assert all(width == collate.width(length) for length, width in of_sorted)
+    assert [length for length, _ in of_sorted] == [length for length, _ in others]
+    assert sum(width for _, width in of_sorted) < sum(width for _, width in others)
+    for name, value in alike.items():
+        torch.testing.assert_close(value, unsorted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [[8] * 119, [8.5] * 120, torch.ones(120, 1, dtype=torch.long)])
+def test_widths_that_are_refused(widths):
+    collate = Seen(padded, (8, 12, 24), {"words": 0})
+    with pytest.raises(ValueError, match="widths must hold one whole number per record"):
+        taken(eq.Data(Texts(), collate=collate, widths=widths))

@@ -45,18 +45,26 @@ class PadTo:
         if not self.lengths or any(b <= a for a, b in zip((0, *self.lengths), self.lengths, strict=False)):
             raise ValueError(f"lengths={self.lengths} must be positive and rise, such as (64, 128, 256)")
 
-    def __call__(self, items: list[Any]) -> dict[str, Tensor]:
-        batch = self.collate(items)
-        longest = max(batch[name].shape[self.axis] for name in self.values)
-        place = bisect_left(self.lengths, longest)
+    def width(self, length: int) -> int:
+        """The length to which a record of this length is padded.
+
+        Raises:
+            ValueError: it is longer than the last one.
+        """
+        place = bisect_left(self.lengths, length)
         if place == len(self.lengths):
             raise ValueError(
-                f"a batch is longer than the last of lengths={tuple(self.lengths)}: cut records "
+                f"a record or batch is longer than the last of lengths={tuple(self.lengths)}: cut records "
                 "to that length before they are joined, or add a longer one"
             )
+        return self.lengths[place]
+
+    def __call__(self, items: list[Any]) -> dict[str, Tensor]:
+        batch = self.collate(items)
+        width = self.width(max(batch[name].shape[self.axis] for name in self.values))
 
         def padded(tensor: Tensor, value: float) -> Tensor:
-            missing = self.lengths[place] - tensor.shape[self.axis]
+            missing = width - tensor.shape[self.axis]
             behind = tensor.ndim - 1 - self.axis % tensor.ndim  # axes after this one
             return pad(tensor, (0, 0) * behind + (0, missing), value=value)
 

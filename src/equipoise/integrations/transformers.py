@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from equipoise._extras import of_extra
 from equipoise._files import write_atomically
+from equipoise.data.padding import PadTo
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
@@ -61,9 +62,13 @@ REFUSED = {
     "skip_memory_metrics": "memory and time follow which records were drawn; leave it True",
     "torch_compile": "compiled forwards hide their operations; leave it out",
     "torch_empty_cache_steps": "it belongs to the loop of transformers; leave it out",
-    "train_sampling_strategy": "records are drawn by Poisson sampling, which the guarantee is computed for",
+    "train_sampling_strategy": "records are drawn by Poisson sampling, which the guarantee is computed for; "
+    "group_by_length sorts each draw",
     "use_liger_kernel": "its fused losses have no loss of a record; leave it out",
 }
+
+SORTED = ("train_sampling_strategy", "group_by_length")
+"""Records of one width share forwards, in each draw."""
 
 
 PRIVACY = "## Differential privacy"
@@ -79,6 +84,8 @@ def check_arguments(args: TrainingArguments) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     for name, reason in REFUSED.items():
         value = getattr(args, name, None)
+        if (name, value) == SORTED:
+            continue
         if name in defaults and value != defaults[name] and (value or defaults[name]):
             raise ValueError(f"TrainingArguments({name}={value!r}) does not go with private steps: {reason}.")
     if args.max_grad_norm not in (None, 0, defaults["max_grad_norm"]):
@@ -406,6 +413,7 @@ class PrivateTrainer(Trainer):
                 microbatch_size=args.per_device_train_batch_size
                 if args.gradient_accumulation_steps > 1
                 else None,
+                widths=self._widths(),
                 score=self.eval_dataset if isinstance(self.eval_dataset, Score) else None,
             ),
             "method": self.method,
@@ -436,6 +444,20 @@ class PrivateTrainer(Trainer):
         if isinstance(unit, Users) and isinstance(unit.owner, str) and unit.owner in columns:
             return dataclasses.replace(unit, owner=list(self.train_dataset[unit.owner]))
         return unit
+
+    def _widths(self) -> list[int] | None:
+        """To which of the collator's public lengths each record is padded, if draws are sorted by it."""
+        if getattr(self.args, SORTED[0], None) != SORTED[1]:
+            return None
+        if not isinstance(self.data_collator, PadTo):
+            raise ValueError(
+                "TrainingArguments(train_sampling_strategy='group_by_length') needs public lengths: give "
+                'data_collator=PadTo(collate, (64, 128, 256), {"input_ids": 0})'
+            )
+        data, column = self.train_dataset, self.args.length_column_name
+        is_given = column in getattr(data, "column_names", ())
+        lengths = data[column] if is_given else [len(item["input_ids"]) for item in data]
+        return [self.data_collator.width(length) for length in lengths]
 
     def _records(self) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The private records and what joins them, without the columns that the model does not take."""

@@ -56,6 +56,11 @@ class Data:
             classes' shares, do not count them. A row of all of a user's records has the mean of their
             weights. Noised counts, of a learned threshold for example, count each record once. Not for
             methods that release other sums, which refuse it.
+        widths: one whole number per record, or the name of the column of `records` that holds them, which
+            leaves the batch: to which of a few public lengths `collate` pads it (`PadTo.width`). Records of
+            one width then share a forward, so that a record's width follows from itself alone, and short
+            records cost less. How many forwards a step has follows from the records: its time shows it, and
+            no release. Not for sampled users; records that share random numbers are not sorted.
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by
             rounding.
@@ -63,7 +68,7 @@ class Data:
 
     Raises:
         TypeError, ValueError: naming the argument.
-        DataError: the records hold no column of the name that `ids` or `weights` is.
+        DataError: the records hold no column of the name that `ids`, `weights` or `widths` is.
     """
 
     records: Any = field(repr=False)
@@ -74,6 +79,7 @@ class Data:
     views: int = 1
     ids: Any = field(default=None, repr=False)
     weights: Any = field(default=None, repr=False)
+    widths: Any = field(default=None, repr=False)
     microbatch_size: int | None = None
     score: Score | None = None
 
@@ -94,7 +100,7 @@ class Data:
             _validate.count("the number of records held at once", microbatch_size=self.microbatch_size)
         if self.score is not None:
             _validate.instance(Score, 'Score("accuracy", share=0.1)', score=self.score)
-        for name in ("ids", "weights"):
+        for name in ("ids", "weights", "widths"):
             if isinstance(column := getattr(self, name), str):
                 values, records = column_of(self.records, column, name)
                 object.__setattr__(self, name, values)

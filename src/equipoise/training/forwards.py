@@ -299,7 +299,14 @@ class RowSource:
         size = self.micro_batch_size
         if self.random_places:
             return _dealt(ids, size, places, draw, processes)
-        return _in_order(ids, size, draw, processes)
+        if self.source.widths is None:
+            return _in_order(ids, size, draw, processes)
+        widths = self.source.widths[ids]
+        found: list[MicroBatch] = []
+        for width in torch.unique(widths):
+            parts = _in_order(ids[widths == width], size, draw, processes)
+            found += [replace(part, number=len(found) + part.number) for part in parts]
+        return found
 
     def joined(self, part: MicroBatch, of_items: Randomness, purpose: Sequence[object]) -> Any:
         """The records of a micro-batch, read and joined.

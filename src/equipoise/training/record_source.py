@@ -98,6 +98,7 @@ class RecordSource:
         workers: how many processes read the items of a draw ahead; rows of tensors need none.
 
     Attributes:
+        widths: to what each record is padded, int64 [n], where they are sorted by it; else None.
         ids: what names each record for the whole run, int64 [n], where the user names them; else None.
         weights: what each record counts after the clip, float [n] in [0, 1]; None where all count alike.
         of_records: the source of single records, where users are drawn; else the same.
@@ -114,6 +115,7 @@ class RecordSource:
 
     ids: Tensor | None = None
     weights: Tensor | None = None
+    widths: Tensor | None = None
     items: ReadItems | None = None
 
     def __init__(

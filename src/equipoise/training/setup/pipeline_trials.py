@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -130,6 +130,11 @@ class Pipeline:
 
     def random_use(self, ids: Tensor) -> RandomUse:
         """Whose random numbers collate, augmentation, model and loss take, as seen on a few records."""
+        widths = torch.zeros_like(ids) if self.source.widths is None else self.source.widths[ids]
+        uses = [self._random_use(ids[widths == width]) for width in torch.unique(widths)]
+        return max(uses, key=get_args(RandomUse).index)
+
+    def _random_use(self, ids: Tensor) -> RandomUse:
         few, many = 3, 8
         randomness = public_randomness(self.seed, "example")
         # Beforehand: each item has random numbers of its own.

@@ -423,6 +423,14 @@ def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
                 "DPC4, DiceSGD or AdaptiveRMS, for example, or weigh the loss"
             )
         source.weights = weights_of(data.weights, len(source))
+    if data.widths is not None:
+        source.widths = torch.as_tensor(data.widths)
+        is_whole = not (source.widths.is_floating_point() or source.widths.is_complex())
+        if source.widths.shape != (len(source),) or not is_whole or unit.joined is not None:
+            raise DataError(
+                "widths must hold one whole number per record, in the order of data, and no users may be "
+                "sampled (rows=...), whose records share a forward"
+            )
     if owners is None:
         return source, None
     if len(owners) != len(source):
