@@ -22,7 +22,7 @@ from equipoise.training.record_source import RecordSource
 WAYS = ["unreadable", "inside", "loss", "backward", "not finite"]
 WAYS += ["other operation", "skips a part", "a part twice"]
 #: Their rows need other parts than planned: where processes share the forwards they have weight zero.
-OTHER_PARTS = WAYS[-3:]
+OTHER_PARTS = WAYS[-2:]
 SEVERAL = {5: "inside", 17: "unreadable", 20: "not finite", 40: "skips a part", 41: "loss"}
 SEVERAL |= {44: "other operation"}
 CASES: dict[str, dict[int, str]] = {way: {41: way} for way in WAYS} | {"several": SEVERAL}
