@@ -36,6 +36,7 @@ from equipoise.methods import (
     DiSK,
     Doppler,
     DPAdamBC,
+    FittedRate,
     JointWhitening,
     Method,
     PlainSGD,
@@ -199,6 +200,7 @@ def _pictures() -> dict[str, Picture]:
         "adaclip": Picture({"adaclip": AdaClip(clip_norm=4.0), **dp_sgd}, paths=3),
         # A rate of 0.1 moves each entry by 0.1 per step, whatever the gradient's size.
         "dp-adam-bc": Picture({"dp-adam-bc": DPAdamBC(clip_norm=4.0), **dp_sgd}, paths=3),
+        "fitted-rate": Picture({"fitted-rate": FittedRate(), **dp_sgd}, paths=3),
         "disk": Picture({"disk": DiSK(clip_norm=4.0), **dp_sgd}, epsilon=1.0, paths=3),
         "doppler": Picture({"doppler": Doppler(clip_norm=4.0), **dp_sgd}, epsilon=1.0, paths=3),
         "rsdp": Picture(

@@ -346,6 +346,7 @@ METHODS = {
     "disk": ahead,
     "doppler": eq.methods.Doppler(**ONE),
     "dp-zo": eq.methods.DPZO(**ONE),
+    "fitted-rate": eq.methods.FittedRate(**ONE),
 }
 UNITS = {
     "record": (eq.Poisson(20, 80, 4), {}),

@@ -265,6 +265,7 @@ LOCAL = {
     "dp-sgd": lambda: eq.DPSGD(
         clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0
     ),
+    "fitted-rate": lambda: eq.methods.FittedRate(),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
     "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
     "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5),

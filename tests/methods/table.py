@@ -52,6 +52,7 @@ RELEASED = m.ReleasedSubspace(dimension=4, history=2, explore_every=2)
 
 EXAMPLES: dict[str, Callable[[], m.Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
+    "fitted-rate": lambda: eq.methods.FittedRate(),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
     "dp-mf learned threshold": lambda: eq.DPMF(clip_norm=LEARNED, strategy=m.LeastError()),
     "scale-then-privatise": lambda: m.ScaleThenPrivatise(clip_norm=0.5),

@@ -19,8 +19,8 @@ from equipoise.training.record_source import DataError, RecordSource
 
 #: Whose sums are not those of clipped rows; of the others each has to keep the laws below.
 OWN_SUMS = (
-    "adaclip", "biased-gep", "clip-sgd", "dp-zo", "ef-sgd", "gep", "joint-whitening", "pcdp-sgd", "pdp",
-    "public", "rpdp", "sgd",
+    "adaclip", "biased-gep", "clip-sgd", "dp-zo", "ef-sgd", "fitted-rate", "gep", "joint-whitening",
+    "pcdp-sgd", "pdp", "public", "rpdp", "sgd",
 )  # fmt: skip
 TAKEN = [name for name in EXAMPLES if EXAMPLES[name]().takes_weights]
 OF_EACH = [*{EXAMPLES[name]().name: name for name in TAKEN}.values()]

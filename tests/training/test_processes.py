@@ -232,6 +232,7 @@ SYSTEMS = {
     "dp-c4": lambda: eq.DPC4(anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=3, **NOISE),
     "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5, **NOISE),
+    "fitted-rate": lambda: eq.methods.FittedRate(**NOISE),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
     "pcdp-sgd": lambda: eq.PCDPSGD(

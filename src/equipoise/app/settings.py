@@ -354,6 +354,7 @@ class RunSettings:
             if shown_of(field).get("usual") == BY_DATA
         }
         filled["delta"] = default_delta(population)
+        filled |= registered().get(self.method, {}).get("usual", {})
         if "clip_norm" in self._no_use():
             # A clipped gradient has at most this length; longer steps than it leads to would differ in kind.
             filled["learning_rate"] *= usual.clip_norm

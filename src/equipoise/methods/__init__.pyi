@@ -37,6 +37,7 @@ from equipoise.methods.dp_c4 import Tracked as Tracked
 from equipoise.methods.dp_sgd import DPSGD as DPSGD
 from equipoise.methods.estimator import Estimator as Estimator
 from equipoise.methods.estimator import View as View
+from equipoise.methods.fitted_rate import FittedRate as FittedRate
 from equipoise.methods.matrix_factorisation import DPMF as DPMF
 from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
 from equipoise.methods.matrix_factorisation import LeastError as LeastError

@@ -170,7 +170,7 @@ _SPECIAL: Final[Mapping[str, Design]] = {
     # Scales, centres and filters begin with the second step.
     **{
         name: Design(_made(name, clip_norm=1.0), one_step={"steps": 3})
-        for name in ("scale-then-privatise", "adaclip", "dp-adam-bc", "disk", "doppler")
+        for name in ("fitted-rate", "scale-then-privatise", "adaclip", "dp-adam-bc", "disk", "doppler")
     },
     # A canary is an input of one layer, with an entry of the second moment for itself. From the second step
     # on its row is whitened by what all canaries left, and the canaries would see each other.
