@@ -26,7 +26,7 @@ METHODS: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
 """`methods.toml`: of each method of the library where its classes are, as "module:Class", and its card.
 
 `class` is the library's own recipe, `published` what the paper printed, `no_use` what settings of a training
-mean nothing to it.
+mean nothing to it, `usual` what it takes in place of the data set's.
 """
 
 BY_CLASS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
