@@ -51,3 +51,16 @@ def test_noise_alone_moves_no_rate_far():
     found = rates(1e-12, 60, noise=50.0)
     assert max(found) <= 0.1 * GROWTH**12
     assert all(1 / GROWTH - 1e-9 <= b / a <= GROWTH + 1e-9 for a, b in itertools.pairwise(found))
+
+
+def test_an_optimizer_with_steps_of_its_own_length_is_refused():
+    model = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"optimizer is a Adam.*SGD"):
+        eq.PrivateTraining(
+            model,
+            torch.optim.Adam(model.parameters()),
+            loss=lambda model, batch: model(batch["x"]).square().sum(1),
+            data={"x": torch.ones(20, 1)},
+            sampling=eq.FullBatch(20, 2),
+            method=eq.methods.FittedRate(noise_multiplier=1.0),
+        )

@@ -11,6 +11,7 @@ refused (``capture.isolation``).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -677,7 +678,8 @@ def _read_by_trace(trace: Callable[[], Found]) -> Found:
     Raises:
         RuntimeError: the model asks Python or NumPy for random numbers.
     """
-    for _ in range(3):  # other threads ask too (a heartbeat of Flower's, every 20 s); a model does each time
+    # Other threads ask, too (a heartbeat of Flower's, every 20 s): only beside such is it worth another look.
+    for _ in range(3 if threading.active_count() > 1 else 1):
         state = GlobalState()
         try:
             found = trace()

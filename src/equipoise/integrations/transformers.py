@@ -456,8 +456,13 @@ class PrivateTrainer(Trainer):
             )
         data, column = self.train_dataset, self.args.length_column_name
         is_given = column in getattr(data, "column_names", ())
-        lengths = data[column] if is_given else [len(item["input_ids"]) for item in data]
-        return [self.data_collator.width(length) for length in lengths]
+        fields = self.data_collator.values
+
+        def length(item: Any) -> int:
+            return max(len(item[name]) for name in fields if name in item)
+
+        lengths = data[column] if is_given else [length(data[number]) for number in range(len(data))]
+        return [self.data_collator.width(each) for each in lengths]
 
     def _records(self) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The private records and what joins them, without the columns that the model does not take."""

@@ -145,7 +145,7 @@ class Assumption(StrEnum):
         "the shape of a batch follows the records in it, such as padding to the longest: a longer record "
         "makes the gradients of the others round anew (a loss with kinks may turn that into other ones), and "
         "epsilon does not count that; by it alone, and by what epsilon covers, a published number follows "
-        "how long the longest drawn record is"
+        "how long the longest drawn record is, and the number of traces follows which lengths were drawn"
     )
     OTHER_DATA = (
         "the run was resumed with other records than it began with: which were added, removed or changed "

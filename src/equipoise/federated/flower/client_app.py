@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,9 +82,14 @@ def stay_open(client: OpenClient, socket: PathLike) -> None:
     Args:
         client: of this owner; closed in the end.
         socket: path of a Unix socket that only this user can open; a path of a killed process is taken over.
+
+    Raises:
+        ValueError: another process serves there.
     """
     place = Path(socket)
     if place.is_socket():
+        with suppress(OSError), Client(str(place), "AF_UNIX"):
+            raise ValueError(f"socket={str(place)!r} is served by another process: give each client its own")
         place.unlink()
     mask = os.umask(0o177)
     try:

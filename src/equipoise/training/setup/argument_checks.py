@@ -60,12 +60,15 @@ def check_trust(trust: Sequence[str], model: nn.Module) -> None:
         )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], method: Method
+) -> None:
     """The optimiser moves exactly the trainable parameters of the model, at a rate that it states.
 
     Raises:
         TypeError: not a torch optimiser, or one whose step would fail when its release is spent.
-        ValueError: it misses trainable parameters, holds foreign ones, or states no rate.
+        ValueError: it misses trainable parameters, holds foreign ones, states no rate, or undoes what the
+            method does.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -76,6 +79,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__}, and a private step has one dense gradient (noise is "
             "in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
+        )
+    usual = METHODS.get(method.name, {}).get("usual", {})
+    if usual.get("optimizer") == "sgd" and not isinstance(optimizer, torch.optim.SGD):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}, whose steps have a length of their own, and "
+            f"{method.name} sets it: give torch.optim.SGD(model.parameters(), lr=1.0)"
         )
     if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ValueError("optimizer has lr=None, and the rate of each step is written down: give it a number")

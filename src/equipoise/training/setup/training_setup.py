@@ -263,7 +263,7 @@ def prepare(
     model, run, unit = given.model, given.run, given.unit.protected
     parameters = trainable(model)
     check_trust(run.trust, model)
-    check_optimizer(given.optimizer, parameters)
+    check_optimizer(given.optimizer, parameters, given.method)
     check_scheduler(run.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
     given.move_step(place)
