@@ -37,7 +37,7 @@ part() {
 $python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")' \
     | tee "$out/machine.txt"
 part tests 70 "$python" -m pytest -q -x -p no:cacheprovider tests/training/test_devices.py \
-    tests/privacy/test_noise_kernel.py tests/training/test_launched.py
+    tests/privacy/test_noise_kernel.py
 # shellcheck disable=SC2086  # lists of names
 part step 60 "$python" benchmarks/device_step.py --on "$on" --tasks $rows --steps 10
 # shellcheck disable=SC2086

@@ -24,8 +24,8 @@ def language(length: int, words: int, tied: bool = False) -> tasks.Task:
 STEPS = {
     "convolutions": (partial(tasks.resnet, 16, (16, 32, 64, 128), 2), 1.22),
     "long sequences": (partial(language, 128, 500), 1.17),
-    "many words": (partial(language, 16, 12_500), 0.85),
-    "many words, tied": (partial(language, 16, 12_500, tied=True), 0.8),
+    "many words": (partial(language, 32, 12_500), 0.85),
+    "many words, tied": (partial(language, 32, 12_500, tied=True), 0.8),
     "recurrent": (partial(tasks.recurrent, nn.LSTM, 32), 1.32),
     "gpt2": (partial(tasks.gpt2_small, 4, 24, **SMALL_GPT2), 1.16),
     "lora": (partial(tasks.gpt2_small, 4, 24, low_rank=True, **SMALL_GPT2), 1.2),

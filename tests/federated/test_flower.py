@@ -248,6 +248,7 @@ def test_scores_come_over_the_grid_as_in_one_process(tmp_path):
 
 
 def resident(folder, number):
+    torch.set_num_threads(1)  # threads of before the fork are not here
     stay_open(client(follower(), number, folder=folder / str(number)), folder / f"{number}.socket")
 
 

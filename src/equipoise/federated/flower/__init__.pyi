@@ -1,5 +1,5 @@
-from equipoise.federated.flower.client_app import client_app as client_app
-from equipoise.federated.flower.client_app import stay_open as stay_open
+from equipoise.federated.flower.node import client_app as client_app
+from equipoise.federated.flower.node import stay_open as stay_open
 from equipoise.federated.flower.forward import client_number as client_number
 from equipoise.federated.flower.forward import forwarding_app as forwarding_app
 from equipoise.federated.flower.grid import GridExchange as GridExchange

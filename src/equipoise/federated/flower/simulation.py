@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.federated.flower.client_app import OpenClient, client_app
+from equipoise.federated.flower.node import OpenClient, client_app
 from equipoise.federated.flower.grid import serve
 from equipoise.federated.server import FederationHistory, Strategy
 from equipoise.methods.base import Parameters
