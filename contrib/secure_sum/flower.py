@@ -14,8 +14,8 @@ from contrib.secure_sum.exchange import SecureExchange, StageRequest, check_secu
 from contrib.secure_sum.protocol import SecureSum
 from equipoise.federated import FederationHistory, Request, Strategy, run_rounds
 from equipoise.federated.flower import GridExchange
-from equipoise.federated.flower.node import answer_message
 from equipoise.federated.flower.forward import introduction_app
+from equipoise.federated.flower.node import answer_message
 from equipoise.federated.flower.wire import read_request, refusal_of, write_request
 from equipoise.methods.base import Parameters
 

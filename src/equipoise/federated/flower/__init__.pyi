@@ -1,9 +1,9 @@
-from equipoise.federated.flower.node import client_app as client_app
-from equipoise.federated.flower.node import stay_open as stay_open
 from equipoise.federated.flower.forward import client_number as client_number
 from equipoise.federated.flower.forward import forwarding_app as forwarding_app
 from equipoise.federated.flower.grid import GridExchange as GridExchange
 from equipoise.federated.flower.grid import serve as serve
+from equipoise.federated.flower.node import client_app as client_app
+from equipoise.federated.flower.node import stay_open as stay_open
 from equipoise.federated.flower.simulation import run_simulated as run_simulated
 from equipoise.federated.flower.simulation import simulate_on_flower as simulate_on_flower
 from equipoise.federated.flower.user_updates import FlowerUpdates as FlowerUpdates

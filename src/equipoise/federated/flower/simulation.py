@@ -9,8 +9,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.federated.flower.node import OpenClient, client_app
 from equipoise.federated.flower.grid import serve
+from equipoise.federated.flower.node import OpenClient, client_app
 from equipoise.federated.server import FederationHistory, Strategy
 from equipoise.methods.base import Parameters
 

@@ -37,9 +37,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise.distributed.backend import out_of_memory
-from equipoise.federated.flower.node import answered
 from equipoise.federated.flower.forward import introduction_app
 from equipoise.federated.flower.grid import GridExchange
+from equipoise.federated.flower.node import answered
 from equipoise.federated.flower.wire import (
     MESSAGE_TYPES,
     read_reply,
