@@ -32,13 +32,10 @@ def reproduce(capsys, monkeypatch):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """An experiment without training, as a module of its own; the seeds that it ran."""
-    counted = []
+    """An experiment without training, as a module of its own."""
 
     def run(seeds, progress):
-        counted[:] = seeds
-        for seed in seeds:
-            progress(seed + 1, len(seeds), "counting")
+        progress(1, 1, "counting")
         value = float(len(seeds))
         return Findings(
             Table(["what", "count"], [["seeds", value]], note="counted"),
@@ -54,14 +51,17 @@ def tiny(monkeypatch):
     monkeypatch.setattr(papers, "TITLES", {"tiny": "Counting"})
     monkeypatch.setattr("reproduction.run.EXPERIMENTS", {"tiny": "tiny_module"})
     monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
-    return counted
 
 
-def test_experiments_are_listed(reproduce, tiny):
+def test_what_there_is_is_listed(reproduce, tiny, monkeypatch):
     assert "tiny  Counting" in reproduce("")[1]
     assert "attacks" in reproduce("--help")[1]
     (found,) = json.loads(reproduce("--json")[1])["experiments"]
     assert (found["summary"], found["default_seeds"]) == ("Counts its seeds.", 3)
+    row = planted_bugs.Planted("a bug", Check("a check", 0.5), Check("a check", 50.0))
+    monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
+    assert json.loads(reproduce("planted-bugs --json")[1])["planted"][0]["found"]
+    assert "a bug" in reproduce("planted-bugs")[1]
 
 
 def test_experiment_prints_and_writes_all_verdicts(reproduce, tiny, tmp_path):
@@ -75,14 +75,9 @@ def test_experiment_prints_and_writes_all_verdicts(reproduce, tiny, tmp_path):
     line = json.loads((tmp_path / "out" / "result.jsonl").read_text())
     assert line.pop("processor_seconds") >= 0
     assert line == {
-        "experiment": "tiny",
-        "command": "python -m reproduction tiny --seeds 2",
-        "seeds": 2,
-        "seed_offset": 0,
-        "met": 1,
-        "missed": ["hardly any"],
-        "numbers": [["seeds", 1, 2.0]],
-    }
+        "experiment": "tiny", "command": "python -m reproduction tiny --seeds 2", "seeds": 2,
+        "seed_offset": 0, "met": 1, "missed": ["hardly any"], "numbers": [["seeds", 1, 2.0]],
+    }  # fmt: skip
     assert (tmp_path / "out" / "figure.png").read_bytes()[1:4] == b"PNG"
     assert str(tmp_path) not in json.dumps(written)
 
@@ -96,13 +91,6 @@ def test_an_attack(reproduce, monkeypatch):
     assert "the claim fails" in reproduce("attacks dp-c4")[1]
     code, _, said = reproduce("attacks dpsgd")
     assert (code, "there is no attack 'dpsgd'" in said) == (2, True)
-
-
-def test_planted_bugs(reproduce, monkeypatch):
-    row = planted_bugs.Planted("a bug", Check("a check", 0.5), Check("a check", 50.0))
-    monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
-    assert json.loads(reproduce("planted-bugs --json")[1])["planted"][0]["found"]
-    assert "a bug" in reproduce("planted-bugs")[1]
 
 
 def test_a_picture_is_drawn_from_trainings(reproduce, monkeypatch, tmp_path):

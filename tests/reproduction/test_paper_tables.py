@@ -1,4 +1,4 @@
-"""The papers' own tables on whole data sets: who judges, how a rate is chosen, and what the noise costs."""
+"""The papers' tables: who judges, how a rate is chosen, what noise costs, all methods on made-up images."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import pytest
 import torch
 
 from equipoise.data import DataSet, Records
-from reproduction.findings import Site
-from reproduction.papers import dice_sgd_ablations, dice_sgd_images, dp_c4_ablations, dp_c4_mushroom
+from reproduction.findings import Site, reported
+from reproduction.papers import (
+    dc_dpsgd_ablations,
+    dc_dpsgd_images,
+    dc_dpsgd_whole,
+    dice_sgd_ablations,
+    dice_sgd_images,
+    dp_c4_ablations,
+    dp_c4_mushroom,
+    pcdp_sgd_images,
+    pcdp_sgd_printed,
+)
+from reproduction.papers.dc_dpsgd_ablations import ALGORITHM, PROGRAM, Arm
 from reproduction.papers.whole_sets import linear_problem
 from reproduction.result_cache import ResultCache
+from tests.reproduction.made_up import images, nothing
 
 
-def nothing(done, total, what):
-    pass
-
-
-class Unreadable:
+class Unreadable(list):
     """Test records that nobody may read."""
 
-    def __len__(self):
-        return 10
-
-    def __getattr__(self, name):
-        raise AssertionError(name)
-
-    __getitem__ = __getattr__
+    def __getitem__(self, at):
+        raise AssertionError(at)
 
 
 def small_set(test=None, width=6):
@@ -39,7 +42,7 @@ def small_set(test=None, width=6):
 
 def test_no_test_record_is_read_while_the_rate_is_chosen():
     dataset = small_set()
-    object.__setattr__(dataset, "test", Unreadable())
+    object.__setattr__(dataset, "test", Unreadable(range(10)))
     tuning = linear_problem(dataset, "tuning")
     assert (tuning.population, len(tuning.data["label"])) == (4800, 4800)
     assert 40 < tuning.error(tuning.make_model()) < 60
@@ -87,12 +90,8 @@ def test_the_ablations_from_a_small_set(monkeypatch, tmp_path):
     """A hundredth of the passes over made-up records: every cell is there."""
     module = dp_c4_ablations
     monkeypatch.setattr(module, "mushroom", lambda folder: small_set())
-    for name, value in (
-        ("PASSES", 0.5),
-        ("SIZES", (0.5, 2.0)),
-        ("ANCHOR_BATCHES", (512,)),
-        ("PERIODS", (4,)),
-    ):
+    few = {"PASSES": 0.5, "SIZES": (0.5, 2.0), "ANCHOR_BATCHES": (512,), "PERIODS": (4,)}
+    for name, value in few.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "verdicts", lambda numbers: [])
     monkeypatch.setattr(module, "steps_of", lambda method, population: 3)
@@ -154,3 +153,78 @@ def test_an_ablation_of_dice_sgd_trains(monkeypatch, form):
     found = dice_sgd_ablations.measure(dice_sgd_ablations.Case("images", form, 0.1, 3.0, 0.3), 0, None)
     dice_sgd_ablations._problem.cache_clear()
     assert 0 <= found["result"] <= 100
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:the subspace captures")
+SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few made-up images in the place of the sets."""
+    for module, numbers in (
+        (dc_dpsgd_images, {"LARGEST": 140, "HELD": 20, "BATCH": 50}),
+        (pcdp_sgd_images, {"RECORDS": 1000, "HELD": 100, "BATCH": 100}),
+        (pcdp_sgd_printed, {"RECORDS": 1000, "BATCH": 100}),
+        (dc_dpsgd_ablations, {"RECORDS": {"images": 1600}, "STEPS": {"images": 4}, "BATCH": {"images": 40}}),
+        (dc_dpsgd_whole, {}),
+    ):
+        if module is not pcdp_sgd_printed:  # which has the images of the other one
+            monkeypatch.setattr(module, "load", lambda name, folder: images(1600, SHAPES[name], name))
+        for name, value in numbers.items():
+            monkeypatch.setattr(module, name, value)
+    caches = (
+        dc_dpsgd_images._features,
+        pcdp_sgd_images.images,
+        dc_dpsgd_ablations._images,
+        dc_dpsgd_whole._problem,
+    )
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+TRAININGS = [
+    *((dc_dpsgd_images, "mnist", arm, 16) for arm in dc_dpsgd_images.ARMS),
+    *((pcdp_sgd_images, pcdp_sgd_images.CELLS[2], arm, 48) for arm in pcdp_sgd_images.ARMS),
+]
+
+
+@pytest.mark.parametrize(("module", "part", "arm", "steps"), TRAININGS, ids=[t[2] for t in TRAININGS])
+def test_every_arm_trains(module, part, arm, steps):
+    found = module.measure(part, arm, 1.0, 0, None, steps=steps)
+    assert len(found) in (8, 9)
+    assert all(0 <= error <= 1 for error in found.values())
+
+
+@pytest.mark.parametrize("arm", pcdp_sgd_printed.ARMS)
+def test_every_arm_trains_in_its_own_schedule(arm):
+    found = pcdp_sgd_printed.measure(pcdp_sgd_images.CELLS[0], arm, 0, None, steps=8)
+    assert len(found) == 9
+    assert found["0"] != found["8"]
+
+
+@pytest.mark.parametrize(("arm", "low"), [("DP-SGD", 0), ("PDP", 0.99), ("PCDP", 0.99)])
+def test_only_a_projected_step_lies_in_the_public_span(arm, low):
+    (share,) = pcdp_sgd_printed.inside(pcdp_sgd_images.CELLS[0], arm, 0, None).values()
+    assert low <= share <= (1.01 if low else 0.1)
+
+
+ABLATIONS = [(ALGORITHM, "k", "100"), (PROGRAM, "split", "2+6"), (PROGRAM, "k", "none")]
+
+
+@pytest.mark.parametrize("arm", [Arm("images", *given) for given in ABLATIONS], ids=str)
+def test_an_ablation_trains(arm):
+    assert 0 <= dc_dpsgd_ablations.measure(arm, 0.1, 0, None)["result"] <= 100
+
+
+def test_what_is_proved_of_a_step():
+    assert dc_dpsgd_whole.proven().items() <= reported("dc-dpsgd-whole").items()
+
+
+@pytest.mark.parametrize("arm", dc_dpsgd_whole.METHODS)
+def test_the_table_at_full_size_trains(arm):
+    found = dc_dpsgd_whole.measure("mnist", arm, 0.1, 0, None, passes=1)
+    assert list(found)[-1] == str(round(1600 / 128))

@@ -6,6 +6,7 @@ The results are those of the docs, a line of JSON each; a run of an experiment m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,14 @@ import pytest
 
 from reproduction.findings import Verdict, numbers_of, read_results, reported
 from reproduction.papers import (
+    EXPERIMENTS,
     TITLES,
-    adaptive_rms,
-    adaptive_rms_fl,
-    adaptive_rms_images,
-    adaptive_rms_printed,
-    dc_dpsgd,
-    dc_dpsgd_ablations,
     dc_dpsgd_images,
-    dc_dpsgd_long_tail,
     dc_dpsgd_whole,
-    dice_sgd,
-    dice_sgd_ablations,
     dice_sgd_images,
     dp_c4,
-    dp_c4_ablations,
     dp_c4_misfit,
-    dp_c4_mushroom,
-    fed_pcdp,
     fed_pcdp_images,
-    fed_pcdp_one_class,
-    pcdp_sgd,
-    pcdp_sgd_images,
-    pcdp_sgd_printed,
-    pcdp_sgd_subspaces,
 )
 
 Key = tuple[Any, ...]
@@ -54,29 +39,8 @@ def fed_images(numbers: Numbers) -> list[Verdict]:
 
 
 JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
-    "adaptive-rms": adaptive_rms.verdicts,
-    "adaptive-rms-fl": adaptive_rms_fl.verdicts,
-    "adaptive-rms-images": adaptive_rms_images.verdicts,
-    "adaptive-rms-printed": adaptive_rms_printed.verdicts,
-    "dc-dpsgd": dc_dpsgd.verdicts,
-    "dc-dpsgd-ablations": dc_dpsgd_ablations.verdicts,
-    "dc-dpsgd-images": dc_dpsgd_images.verdicts,
-    "dc-dpsgd-long-tail": dc_dpsgd_long_tail.verdicts,
-    "dc-dpsgd-whole": dc_dpsgd_whole.verdicts,
-    "dice-sgd": dice_sgd.verdicts,
-    "dice-sgd-ablations": dice_sgd_ablations.verdicts,
-    "dice-sgd-images": dice_sgd_images.verdicts,
-    "dp-c4": dp_c4.verdicts,
-    "dp-c4-ablations": dp_c4_ablations.verdicts,
-    "dp-c4-misfit": dp_c4_misfit.verdicts,
-    "dp-c4-mushroom": dp_c4_mushroom.verdicts,
-    "fed-pcdp": fed_pcdp.verdicts,
-    "fed-pcdp-images": fed_images,
-    "fed-pcdp-one-class": fed_pcdp_one_class.verdicts,
-    "pcdp-sgd": pcdp_sgd.verdicts,
-    "pcdp-sgd-images": pcdp_sgd_images.verdicts,
-    "pcdp-sgd-printed": pcdp_sgd_printed.verdicts,
-    "pcdp-sgd-subspaces": pcdp_sgd_subspaces.verdicts,
+    name: fed_images if name == "fed-pcdp-images" else import_module(place).verdicts
+    for name, place in EXPERIMENTS.items()
 }
 
 START: dict[str, dict[str, float | None]] = {
