@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from small_problems import training
+from small_problems import RECORDS, owners, training
 from torch import nn
 
 import equipoise as eq
@@ -239,3 +239,5 @@ def test_widths_that_are_refused(widths):
     collate = Seen(padded, (8, 12, 24), {"words": 0})
     with pytest.raises(ValueError, match="widths must hold one whole number per record"):
         taken(eq.Data(Texts(), collate=collate, widths=widths))
+    with pytest.raises(ValueError, match="no users may be sampled"):
+        training(widths=[8] * RECORDS, unit=eq.Users(owners(), records_per_user=2, rows="mean"))

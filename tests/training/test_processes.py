@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_problems import (
+    RECORDS,
     OnDemand,
     loss,
     network,
@@ -239,10 +240,11 @@ SYSTEMS = {
         source=PublicSubspace(PublicRecords(PUBLIC), dimension=5), clip_norm=0.5, **NOISE
     ),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
+    "two widths": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
     "updates of users": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
     "updates of users, dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
 }
-QUICK = ("dp-mf", "updates of users")
+QUICK = ("dp-mf", "two widths", "updates of users")
 """Those that the processes of all tests train, too; the others are slow."""
 WHOLE_DRAWS = {"top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE)}
 
@@ -252,6 +254,8 @@ def trained(name: str) -> torch.Tensor:
     options = {"data": records(dtype=torch.float64)}
     if name.startswith("updates of users"):
         options = updates_of_users(dtype=torch.float64)
+    if name == "two widths":  # all of one process' share
+        options["widths"] = [8 + (number < 25) for number in range(RECORDS)]
     for _ in training(model, steps=6, method=(SYSTEMS | WHOLE_DRAWS)[name](), microbatch_size=5, **options):
         pass
     return parameters(model)

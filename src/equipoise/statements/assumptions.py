@@ -56,8 +56,6 @@ ALLOWED = "public and private records belong to different persons, also where th
 
 COMPARED_DATA = "compared, on a few records; what it keeps of those that it met before is not looked for"
 
-TRACED = "traces of what a micro-batch computes, one for each form of it and each change of model or loss: "
-
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
 AFTER = "the run starts from a model that these runs left: "
 STEPPED = "the owner's public step "
@@ -70,7 +68,7 @@ CHANGED = (
 )
 HOOKED = "a hook of the optimizer's step moves these frozen parameters, by public or released numbers alone: "
 FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
-NAMED = (MODEL, DATA, TRACED, HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
+NAMED = (MODEL, DATA, HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:
@@ -145,7 +143,7 @@ class Assumption(StrEnum):
         "the shape of a batch follows the records in it, such as padding to the longest: a longer record "
         "makes the gradients of the others round anew (a loss with kinks may turn that into other ones), and "
         "epsilon does not count that; by it alone, and by what epsilon covers, a published number follows "
-        "how long the longest drawn record is, and the number of traces follows which lengths were drawn"
+        "how long the longest drawn record is; how much is proved of the model may follow which were drawn"
     )
     OTHER_DATA = (
         "the run was resumed with other records than it began with: which were added, removed or changed "
@@ -206,8 +204,8 @@ class Assumption(StrEnum):
         names = {name for text in changed for name in text.removeprefix(CHANGED).split(", ")}
         names -= {name.removesuffix(FIRST_VALUES) for name in names if name.endswith(FIRST_VALUES)}
         joined = [CHANGED + ", ".join(sorted(names))] if names else []
-        weakest = [max(same, key=_strength) for start in (MODEL, DATA, TRACED) if (same := _of(start, named))]
-        others = named - changed - {text for text in named if text.startswith((MODEL, DATA, TRACED))}
+        weakest = [max(same, key=_strength) for start in (MODEL, DATA) if (same := _of(start, named))]
+        others = named - changed - {text for text in named if text.startswith((MODEL, DATA))}
         return [*(one for one in cls if one in there), *weakest, *sorted(others), *joined]
 
 
@@ -220,7 +218,7 @@ _OWNERS = (
     Assumption.HELD_OUT, Assumption.ELSEWHERE, Assumption.WEIGHTED,
 )  # fmt: skip
 _LIMITS = (
-    ROUNDED, TRACED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,
+    ROUNDED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,
     Assumption.PLANNED_ON_RECORDS, Assumption.PADDED_WITH_COPIES, Assumption.SHAPES_ALIKE,
     Assumption.SHAPES_FOLLOW, Assumption.COMPILED, Assumption.FOUND, Assumption.OWN_NUMBERS,
 )  # fmt: skip
@@ -249,7 +247,6 @@ def _of(start: str, texts: Iterable[str]) -> list[str]:
 
 
 def _strength(text: str) -> int:
-    """How little was found out, or how often something was traced."""
-    start = next(start for start in (MODEL, DATA, TRACED) if text.startswith(start))
-    word = text.removeprefix(start).split()[0].rstrip(",:")
-    return int(word) if word.isdigit() else ("proved", "compared", "unchecked").index(word)
+    """How little was found out."""
+    start = next(start for start in (MODEL, DATA) if text.startswith(start))
+    return ("proved", "compared", "unchecked").index(text.removeprefix(start).split()[0].rstrip(",:"))

@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +25,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
-from equipoise.statements.assumptions import HOOKED, MODEL, TRACED
+from equipoise.statements.assumptions import HOOKED, MODEL
 from equipoise.training.constants import Constants
 from equipoise.training.context import Attempt, NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.setup.private_scores import SCORE
@@ -169,11 +167,10 @@ class StepRunner:
     @property
     def found(self) -> list[str]:
         """What a statement has to say of model and loss by now, and of what was done to them."""
-        of_engines = [(f"{MODEL}{one.independence}", f"{TRACED}{one.traces}") for one in self._engines]
-        return [*self.constants.assumptions, *chain.from_iterable(of_engines)]
+        return [*self.constants.assumptions, *(f"{MODEL}{one.independence}" for one in self._engines)]
 
     def _note(self) -> None:
-        of_engines = map(attrgetter("traces", "independence"), self._engines)
+        of_engines = [one.independence for one in self._engines]
         state = *of_engines, len(self.constants.changed), len(self.constants.untried)
         if state != self._noted:
             self._noted = state
