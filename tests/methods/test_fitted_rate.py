@@ -53,7 +53,22 @@ def test_noise_alone_moves_no_rate_far():
     assert all(1 / GROWTH - 1e-9 <= b / a <= GROWTH + 1e-9 for a, b in itertools.pairwise(found))
 
 
-def test_an_optimizer_with_steps_of_its_own_length_is_refused():
+@pytest.mark.parametrize("errors", [(0.2, 0.0), (0.0, 0.2)], ids=["of the slope", "of the bend"])
+def test_the_rate_stays_within_half_an_error_of_the_parabola(errors):
+    """A parabola with slope -1 and bend 1 of these standard errors: 1.5 is its rate."""
+    low, high = (1.35, 1.65) if errors[0] else (1.5 / 1.1, 1.5 / 0.9)
+    found = {"slope": -1.0, "bend": 1.0, "slope_error": errors[0] ** 2, "bend_error": errors[1] ** 2}
+    for rate, wanted in ((low - 0.03, low), (low, low), (1.5, 1.5), (high, high), (high + 0.03, high)):
+        moved = eq.methods.FittedRate()._rate({**found, "rate": rate, "measured_at": rate})
+        assert moved == pytest.approx(wanted)
+
+
+class Own(eq.methods.FittedRate):
+    """One of the user's own."""
+
+
+@pytest.mark.parametrize("method", [eq.methods.FittedRate, Own, eq.methods.DPAdamBC])
+def test_an_optimizer_with_steps_of_its_own_length_is_refused(method):
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"optimizer is a Adam.*SGD"):
         eq.PrivateTraining(
@@ -62,5 +77,5 @@ def test_an_optimizer_with_steps_of_its_own_length_is_refused():
             loss=lambda model, batch: model(batch["x"]).square().sum(1),
             data={"x": torch.ones(20, 1)},
             sampling=eq.FullBatch(20, 2),
-            method=eq.methods.FittedRate(noise_multiplier=1.0),
+            method=method(noise_multiplier=1.0),
         )

@@ -331,6 +331,8 @@ class Method(ABC):
     """How processes may hold parts of a model that it trains: by "fully_shard", where rows give nothing but
     norms, differences and weighted sums, or "tensor parallel". A subclass says so anew."""
 
+    is_whole_step: ClassVar[bool] = False
+    """Whether the length of its estimate is that of the step: an optimiser other than SGD would undo it."""
     takes_weights: ClassVar[bool] = False
     """Whether records may have weights: its estimate is made of sums of clipped rows, and of no other
     numbers of theirs. A subclass says so anew."""

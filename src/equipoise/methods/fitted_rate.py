@@ -86,6 +86,8 @@ class FittedRate(DPSGD):
         'auto_s'
     """
 
+    is_whole_step = True
+
     clip_rule: ClipRule = AutoS()
     first_rate: Annotated[float, partial(_validate.within, "[1e-3, 1e3]")] = 0.1
     share: Share = 0.02

@@ -382,6 +382,8 @@ class DPAdamBC(DPSGD):
         0.999
     """
 
+    is_whole_step = True
+
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.999
     eps: FromZero = 1e-8

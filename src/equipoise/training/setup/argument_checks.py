@@ -80,8 +80,7 @@ def check_optimizer(
             f"optimizer is a {type(optimizer).__name__}, and a private step has one dense gradient (noise is "
             "in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
         )
-    usual = METHODS.get(method.name, {}).get("usual", {})
-    if usual.get("optimizer") == "sgd" and not isinstance(optimizer, torch.optim.SGD):
+    if method.is_whole_step and not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
             f"optimizer is a {type(optimizer).__name__}, whose steps have a length of their own, and "
             f"{method.name} sets it: give torch.optim.SGD(model.parameters(), lr=1.0)"
