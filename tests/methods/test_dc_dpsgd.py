@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from dp_accounting import pld
 from table import parameters, records, training
 
 import equipoise as eq
@@ -87,6 +88,23 @@ WORKED = Poisson(256, 60_000, 4687)
 def test_worked_prices(options, noise, value):
     method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, noise_multiplier=noise, **options)
     assert plan(method, WORKED).epsilon(1e-5).value == pytest.approx(value, rel=5e-3)
+
+
+@pytest.mark.slow
+def test_labels_by_lot_are_charged_without_their_amplification():
+    """Exactly, with p = 0.1 (body 0.1, tail 1), the price is 0.206; one threshold of 0.19 costs 0.182."""
+    method = eq.DCDPSGD(
+        clip_norm=1.0, body_clip_norm=0.1, score=Random(), tail_fraction=0.1, noise_multiplier=1.0
+    )
+    q, p = WORKED.sampling_rate, method.tail_fraction
+    one = pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        1.0, [0, 0.1, 1], [1 - q, q * (1 - p), q * p], value_discretization_interval=1e-4
+    )
+    exact = one.self_compose(WORKED.steps).get_epsilon_for_delta(1e-5)
+    assert exact == pytest.approx(0.206, rel=5e-3)
+    assert exact < plan(method, WORKED).epsilon(1e-5).value
+    single = eq.DPSGD(clip_norm=0.19, noise_multiplier=1 / 0.19)
+    assert plan(single, WORKED).epsilon(1e-5).value == pytest.approx(0.182, rel=5e-3)
 
 
 def test_the_threshold_settles_at_the_wanted_share():
