@@ -20,20 +20,9 @@ CODE = [
     "!!python/object:os.system",
 ]
 HOSTILE: list[Any] = [
-    None,
-    True,
-    False,
-    [],
-    {},
-    [[]],
-    {"": None},
-    *NUMBERS,
-    *NAMES,
-    *CODE,
-    "1",
-    [1, "a", None],
+    None, True, False, [], {}, [[]], {"": None}, *NUMBERS, *NAMES, *CODE, "1", [1, "a", None],
     {"scheme": "Poisson"},
-]
+]  # fmt: skip
 DEEP = "[" * 100_000
 
 

@@ -29,7 +29,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.app import run_checks as saved
-from equipoise.app.settings import RunSettings
+from equipoise.app.federation.folder import report_federation, verify_federation
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.data.readers import cifar, idx, image_folders, schema
 from equipoise.federated import Client, FedAvg, Reply, Request, simulate
 from equipoise.privacy import FullBatch
@@ -176,7 +177,9 @@ def _look(folder: Path) -> None:
     eq.verify_run(folder).to_json()
 
 
-def _settled(folder: Path) -> None:
+def _run_settings(content: bytes, folder: Path) -> None:
+    (folder / "checkpoint").mkdir()
+    (folder / saved.SETTINGS_FILE).write_bytes(content)
     settings = saved.settings_of_run(str(folder))
     settings.resolved("mlp-tanh")
     settings.command()
@@ -401,74 +404,106 @@ def _reply(answer: Any, folder: Path) -> None:
     assert all(bool(torch.isfinite(p).all()) for p in found.params.values())
 
 
+# ---- federations
+
+
+@functools.cache
+def _federation() -> Path:
+    """A finished and signed federation of two clients."""
+    folder = home() / "federation"
+    line = "federate --data digits --model logistic --method dp-fedavg --clients 2 --rounds 1 --local-steps 1"
+    command(*line.split(), "--run-dir", str(folder))
+    command("sign", str(folder), "--key", str(signing_key_file()))
+    for name in ("server", "clients/000/checkpoint", "clients/001/checkpoint"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return folder
+
+
+def _look_at_federation(folder: Path) -> None:
+    verify_federation(str(folder)).to_json()
+    report_federation(str(folder))
+
+
+def _published(folder: Path) -> None:
+    """What whoever was given the published part reads: it has no settings of its owner."""
+    _look_at_federation(folder)
+    saved.settings_of_run(str(folder), published=True)
+    saved.schema_of_run(str(folder))
+
+
+@functools.cache
+def _published_part() -> Path:
+    return Path(shutil.copytree(_federation(), home() / "published", ignore=lambda *_: {"settings.json"}))
+
+
+def _federation_settings(folder: Path) -> None:
+    _look_at_federation(folder)
+    saved.settings_of_run(str(folder))
+    settings = FederationSettings.read(folder / "settings.json")
+    settings.check()
+    settings.command()
+    saved.check_federation_folder(settings, str(folder))
+
+
+# ---- all
+
+
+def of_data(
+    label: str, name: str, seeds: list[bytes], read: Callable[[Path], Any], share: int, words: Any = None
+) -> Target:
+    inputs = mutated_bytes(seeds) if words is None else mutated_text(seeds, words)
+    return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
+
+
+def of_folder(
+    kind: str,
+    name: str,
+    then: Callable[[Path], None],
+    share: int,
+    folder: Callable[[], Path],
+    strategy: Callable[..., Strategy] = mutated_json,
+) -> Target:
+    good = file_of(folder, name)
+    inputs = strategy(good) if strategy is mutated_lines else strategy([good])
+    return Target(f"{kind}: {name}", inputs, with_file(folder, name, then), share, good)
+
+
 @functools.cache
 def targets() -> tuple[Target, ...]:
     """All of them; the seeds are made on first use."""
-    from federation_targets import federation_targets
-
     good_checkpoint = file_of(begun_run, "checkpoint/step-00000002.pt")
-
-    def of_run(name: str, share: int, strategy: Callable[..., Strategy] = mutated_json) -> Target:
-        seed = file_of(finished_run, name)
-        inputs = strategy(seed) if strategy is mutated_lines else strategy([seed])
-        return Target(f"run folder: {name}", inputs, with_file(finished_run, name, _look), share, seed)
-
-    def of_data(
-        label: str, name: str, seeds: list[bytes], read: Callable[[Path], Any], share: int, words: Any = None
-    ) -> Target:
-        inputs = mutated_bytes(seeds) if words is None else mutated_text(seeds, words)
-        return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
-
     settings = json.dumps(asdict(RunSettings(data="digits", epsilon=3.0).resolved())).encode()
-    begun_config = file_of(begun_run, "config.json")
+    request, reply = (mutated_tree(tree, [*HOSTILE, *TENSORS]) for tree in (GOOD_REQUEST, GOOD_REPLY))
+    form = ["true", "[columns.age]", "low = nan", "inf"]
+    run, lines = ("run folder", _look), (finished_run, mutated_lines)
+    federation, published = "federation", "published federation"
     return (
-        Target(
-            "resume: config.json",
-            mutated_json([begun_config]),
-            with_file(begun_run, "config.json", resume),
-            900,
-            begun_config,
-        ),
+        of_folder("resume", "config.json", resume, 900, begun_run),
         Target("resume: checkpoint", _checkpoints(), _sealed, 1300, good_checkpoint),
-        Target(
-            "settings.json",
-            mutated_json([settings]),
-            lambda content, folder: (
-                (folder / "checkpoint").mkdir(),  # type: ignore[func-returns-value]
-                (folder / saved.SETTINGS_FILE).write_bytes(content),
-                _settled(folder),
-            )[-1],
-            800,
-            settings,
+        Target("settings.json", mutated_json([settings]), _run_settings, 800, settings),
+        *(
+            of_folder(run[0], name, run[1], share, *folder)
+            for name, share, *folder in (
+                ("statement.json", 900, finished_run),
+                ("config.json", 300, finished_run),
+                ("metrics.jsonl", 300, *lines),
+                ("statement.sig.json", 400, finished_run),
+                ("private/journal.jsonl", 700, *lines),
+            )
         ),
-        of_run("statement.json", 900),
-        of_run("config.json", 300),
-        of_run("metrics.jsonl", 300, mutated_lines),
-        of_run("statement.sig.json", 400),
-        of_run("private/journal.jsonl", 700, mutated_lines),
         of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], lambda p: idx.read_idx(p, 3), 500),
         of_data("csv", "x.csv", [CSV], lambda p: schema.read_rows(p, FORM), 400, ["yes", "a", "#", "?"]),
         of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),
-        of_data(
-            "schema", "x.toml", [SCHEMA], _rows_by_schema, 400, ["true", "[columns.age]", "low = nan", "inf"]
-        ),
+        of_data("schema", "x.toml", [SCHEMA], _rows_by_schema, 400, form),
         of_data("image", "x.png", [_png()], _image_folder, 200),
         of_data("cifar binary", "x.bin", [CIFAR], cifar.read_cifar_binary, 200),
         of_data("model", "model.safetensors", [_safetensors()], _load_model, 300),
         Target("keys", mutated_bytes(_key_files()), _verify_with_key, 200, None),
-        Target(
-            "client: requests",
-            mutated_tree(GOOD_REQUEST, [*HOSTILE, *TENSORS]),
-            _request,
-            400,
-            GOOD_REQUEST,
-        ),
-        Target(
-            "server: replies",
-            mutated_tree(GOOD_REPLY, [*HOSTILE, *TENSORS]),
-            _reply,
-            300,
-            GOOD_REPLY,
-        ),
-        *federation_targets(),
+        Target("client: requests", request, _request, 400, GOOD_REQUEST),
+        Target("server: replies", reply, _reply, 300, GOOD_REPLY),
+        of_folder(federation, "federation.json", _look_at_federation, 300, _federation),
+        of_folder(published, "federation.json", _published, 300, _published_part),
+        of_folder(federation, "settings.json", _federation_settings, 300, _federation),
+        of_folder(federation, "federation.sig.json", _look_at_federation, 100, _federation),
+        of_folder(federation, "clients/001/statement.json", _look_at_federation, 100, _federation),
     )

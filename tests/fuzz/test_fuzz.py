@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from targets import Target, targets
@@ -33,27 +36,14 @@ def test_inputs_are_read_or_refused(number):
     one()
 
 
-def escape(value, folder):
-    (folder.parent / "escaped").write_text(value)
+HARM = {
+    "escape": lambda value, folder: (folder.parent / "escaped").write_text(value),
+    "execute": lambda value, folder: subprocess.run(["true"], check=False),
+    "unpickle": lambda value, folder: pickle.loads(b"cos\ngetcwd\n(tR."),
+}
 
 
-def execute(value, folder):
-    import subprocess
-
-    subprocess.run(["true"], check=False)
-
-
-def unpickle(value, folder):
-    import pickle
-
-    pickle.loads(b"cos\ngetcwd\n(tR.")
-
-
-def stumble(value, folder):
-    int("x")
-
-
-@pytest.mark.parametrize("act", [escape, execute, unpickle])
+@pytest.mark.parametrize("act", HARM.values(), ids=HARM)
 def test_harm_is_seen(act, tmp_path):
     with pytest.raises(Harm):
         feed(Target("harmful", None, act, 1, None), "x")
@@ -63,4 +53,4 @@ def test_harm_is_seen(act, tmp_path):
 
 def test_an_error_from_elsewhere_is_no_refusal():
     with pytest.raises(ValueError):
-        feed(Target("careless", None, stumble, 1, None), "x")
+        feed(Target("careless", None, lambda value, folder: int(value), 1, None), "x")

@@ -10,26 +10,12 @@ from pathlib import Path
 from typing import Any
 
 _FORBIDDEN = {
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "subprocess.Popen",
-    "socket.connect",
-    "socket.bind",
-    "pickle.find_class",
-    "ctypes.dlopen",
-}
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "socket.connect", "socket.bind",
+    "pickle.find_class", "ctypes.dlopen",
+}  # fmt: skip
 _MOVES = {
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-}
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+}  # fmt: skip
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

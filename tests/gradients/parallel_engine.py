@@ -149,12 +149,10 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 def measure(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
     """The largest errors by what is asked, and whether plans are equal and copies alike."""
-    batch, count = case.records(8), 8
+    batch = case.records(8)
     engines = [GradientEngine(built(case, where), case.loss, batch[:4]) for where in (None, mesh)]
     generator = torch.Generator().manual_seed(5)
-    one, many = (
-        torch.rand(*size, generator=generator, dtype=torch.float64) for size in ((count,), (count, 2))
-    )
+    one, many = (torch.rand(*size, generator=generator, dtype=torch.float64) for size in ((8,), (8, 2)))
     names = [name for name, _ in engines[0].model.named_parameters()]
     groups = [names[::2], names[1::2]]
     moved = {
@@ -194,7 +192,7 @@ def measure(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
     sums = engines[1](batch).weighted_sums(one)
     params = dict(engines[1].model.named_parameters())
     copies = torch.cat([local_part(sums[name]).flatten() for name in sums if is_a_copy(params[name])])
-    norms = [torch.zeros(count, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    norms = [torch.zeros(8, dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(norms, found["norms"])
     return {
         "errors": {name: error(found[name], expected[name]) for name in expected},

@@ -128,19 +128,12 @@ class Named(dict):
 
 
 CONTAINERS = [
-    [1],
-    {"a": 1},
-    {1},
-    deque([1], maxlen=3),
-    OrderedDict(a=1),
-    defaultdict(int, a=1),
-    Counter("aab"),
-]
+    [1], {"a": 1}, {1}, deque([1], maxlen=3), OrderedDict(a=1), defaultdict(int, a=1), Counter("aab"),
+    Bank((1,)), Named(a=1),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "container", [*CONTAINERS, Bank((1,)), Named(a=1)], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("container", CONTAINERS, ids=lambda one: type(one).__name__)
 def test_containers_are_what_they_were(container):
     model, before = nn.Linear(3, 2), copy.copy(container)
     model.kept = container
@@ -231,47 +224,27 @@ class ByGetattr:
         LATE = X
 
 
-def set_mean(held, x):
-    held.mean = x
-
-
-def name_a_class(held, x):
-    Cache.mean = x
-
-
-def name_a_function(held, x):
-    Function.mean = x
-
-
-def make_an_attribute(held, x):
-    Function.late = x
-
-
 def bind_a_global(held, x):
     global BOUND
     BOUND = x
 
 
-def add_to_torchs(held, x):
-    held._state_dict_hooks["mean"] = x
+FARTHER = [
+    (None, lambda _, x: setattr(Cache, "mean", x), lambda _: Cache.mean),
+    (Cache, lambda held, x: setattr(held, "mean", x), lambda held: held.mean),
+    (None, lambda _, x: Cache.settle(x), lambda _: Cache.mean),
+    (None, lambda _, x: setattr(Function, "mean", x), lambda _: Function.mean),
+    (None, lambda _, x: setattr(Function, "late", x), lambda _: getattr(Function, "late", None)),
+    (None, bind_a_global, lambda _: globals().get("BOUND")),
+    (ByCall(), lambda held, x: held(x), lambda _: LATE),
+    (ByGetattr(), lambda held, x: held.touch, lambda _: LATE),
+    (nn.Linear(3, 2), lambda held, x: held._state_dict_hooks.update(mean=x),
+     lambda held: held._state_dict_hooks.get("mean")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("held", "write", "read"),
-    [
-        (None, name_a_class, lambda _: Cache.mean),
-        (Cache, set_mean, lambda held: held.mean),
-        (None, lambda _, x: Cache.settle(x), lambda _: Cache.mean),
-        (None, name_a_function, lambda _: Function.mean),
-        (None, make_an_attribute, lambda _: getattr(Function, "late", None)),
-        (None, bind_a_global, lambda _: globals().get("BOUND")),
-        (ByCall(), lambda held, x: held(x), lambda _: LATE),
-        (ByGetattr(), lambda held, x: held.touch, lambda _: LATE),
-        (nn.Linear(3, 2), add_to_torchs, lambda held: held._state_dict_hooks.get("mean")),
-    ],
-)
+@pytest.mark.parametrize(("held", "write", "read"), FARTHER)
 def test_what_is_kept_in_farther_places_is_forgotten(held, write, read):
-    """A settled mean was in each of them, and 15 clip norms went from one record into the others' losses."""
     model = nn.Linear(3, 2)
     model.held, model.write = held, write
     for _ in range(2):
@@ -335,7 +308,6 @@ def test_what_other_threads_work_on_is_left_alone():
 
 
 def test_a_loss_that_settles_at_its_first_batch_is_refused():
-    """Each forward begins anew, so it looks at its own batch: its variables had been copied by nobody."""
     means = []
 
     def centred(model, batch):

@@ -28,9 +28,7 @@ def outer(a, b, shape=()):
 
 
 def outer_of(positions, d_in, d_out):
-    return lambda dtype: outer(
-        randn(RECORDS, positions, d_in, dtype=dtype), randn(RECORDS, positions, d_out, dtype=dtype)
-    )
+    return lambda dtype: outer(*(randn(RECORDS, positions, size, dtype=dtype) for size in (d_in, d_out)))
 
 
 def outer_sequence_first(dtype):

@@ -52,17 +52,15 @@ def sequence_first(layer):
     return Free(forward, layer=layer)
 
 
-def attention(cross=False, **options):
+def attention(cross=False, batch_first=True):
     """Self-attention, or attention to a constant number of other positions (cross)."""
 
     def forward(self, x):
-        other = x[:, ::2] + 1 if cross else x
-        if not self.attention.batch_first:
-            x, other = x.transpose(0, 1), other.transpose(0, 1)
-        out = self.attention(x, other, other)[0]
-        return out if self.attention.batch_first else out.transpose(0, 1)
+        turn = (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
+        other = turn(x[:, ::2] + 1 if cross else x)
+        return turn(self.attention(turn(x), other, other)[0])
 
-    return Free(forward, attention=nn.MultiheadAttention(6, 2, **options))
+    return Free(forward, attention=nn.MultiheadAttention(6, 2, batch_first=batch_first))
 
 
 def sizes_of_keys():
@@ -70,23 +68,11 @@ def sizes_of_keys():
     return Free(lambda self, x: self.attention(x, x[..., :4], x[..., :3])[0], attention=layer)
 
 
-POSITIONS = {
-    "lookup [1, T]": lambda table, n, T: table(torch.arange(T)[None]),
-    "lookup [T]": lambda table, n, T: table(torch.arange(T)),
-    "slice [T]": lambda bare, n, T: bare[:T],
-    "slice [1, T]": lambda bare, n, T: bare[None, :T],
-    "expanded": lambda bare, n, T: bare[None, :T].expand(n, -1, -1),
-    "repeated": lambda bare, n, T: bare[:T].repeat(n, 1, 1),
-}
-
-
-def positions(form):
+def positions():
     def forward(self, x):
-        places = POSITIONS[form](self.table, len(x), x.shape[1])
-        return self.linear(torch.tanh(self.linear(x) + places))
+        return self.linear(torch.tanh(self.linear(x) + self.table(torch.arange(x.shape[1]))))
 
-    table = nn.Embedding(9, 6) if "lookup" in form else nn.Parameter(torch.randn(9, 6))
-    return Free(forward, table=table, linear=nn.Linear(6, 6))
+    return Free(forward, table=nn.Embedding(9, 6), linear=nn.Linear(6, 6))
 
 
 def elementwise():
@@ -157,14 +143,14 @@ CASES = {
     "embedding, two axes": (lambda: Net(nn.Embedding(11, 4), after=nn.Linear(4, 2)), indices(2, 3)),
     **{f"embedding bag {m}": (lambda m=m: Net(nn.EmbeddingBag(11, 4, mode=m)), indices(6)) for m in ("sum",
         "mean", "max")},
-    "attention": (lambda: attention(batch_first=True), floats(4, 6)),
-    "attention, cross": (lambda: attention(cross=True, batch_first=True), floats(4, 6)),
-    "attention, T == B": (attention, floats(B, 6)),
+    "attention": (attention, floats(4, 6)),
+    "attention, cross": (lambda: attention(cross=True), floats(4, 6)),
+    "attention, T == B": (lambda: attention(batch_first=False), floats(B, 6)),
     "attention, key and value sizes": (sizes_of_keys, floats(4, 6)),
     "encoder layer, norm first False": (lambda: encoder(batch_first=True), floats(4, 6)),
     "encoder layer, norm first True": (lambda: encoder(batch_first=True, norm_first=True), floats(4, 6)),
     "encoder layer, sequence first": (lambda: sequence_first(encoder()), floats(B, 6)),
-    "positions, T == B": (lambda: positions("lookup [T]"), floats(B, 6)),
+    "positions, T == B": (positions, floats(B, 6)),
     "elementwise": (elementwise, floats(3, 6)),
     "folded, records first": (lambda: folded(False), floats(4, 6)),
     "folded, sequence first": (lambda: folded(True), floats(4, 6)),

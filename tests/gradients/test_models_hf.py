@@ -78,7 +78,6 @@ def test_a_loss_that_balances_experts_is_refused_for_what_it_is():
 
 
 def test_a_router_that_casts_its_layer():
-    """vmap would crash the process there."""
     experts = {"num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
     experts |= {"num_experts": 4, "dropout_rate": 0.0, "router_jitter_noise": 0.0}
     config = transformers.SwitchTransformersConfig(**T5, **experts)

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from flat_arguments import arranged
+from small_problems import Listening, OnDemand
 from zoo import CASES, RECORDS, Case
 
 import equipoise as eq
@@ -13,40 +14,12 @@ from equipoise.gradients import CoverageError, CrossRecordError, ForwardWritesEr
 from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import uncompiled
-from equipoise.privacy import Ledger
-from equipoise.privacy.private import unwrap
 from equipoise.training.record_source import RecordSource
 
 #: What a sum may be wrong by, relative to the sum of the clipped norms.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2}
 
 REFUSALS = (ValueError, TypeError, CoverageError, CrossRecordError, ForwardWritesError)
-
-
-class ListeningLedger(Ledger):
-    """Keeps the raw sums."""
-
-    def _noised(self, mechanism, sums, *rest):
-        for bounded in sums.values():
-            self.heard = torch.cat([unwrap(t).double().flatten() for t in bounded.value.values()])
-        return super()._noised(mechanism, sums, *rest)
-
-
-class Listening(eq.PrivateTraining):
-    ledger_class = ListeningLedger
-
-
-class Items(torch.utils.data.Dataset):
-    """Records one by one, as a collate function wants them."""
-
-    def __init__(self, records):
-        self.records = records
-
-    def __len__(self):
-        return len(self.records["x"])
-
-    def __getitem__(self, i):
-        return {name: values[i] for name, values in self.records.items()}
 
 
 def in_mode(case: Case, mode: str):
@@ -84,7 +57,7 @@ def single_rows(case: Case, model, records):
 
 def start(case: Case, mode: str, clip_norm: float = 1.0):
     model, loss, records = in_mode(case, mode)
-    data = Items(records) if "collate" in case.options else records
+    data = OnDemand(records) if "collate" in case.options else records
     options = {"loss": loss, "data": data, "sampling": eq.FullBatch(RECORDS + 1, 20), "reproducible": True}
     method = eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

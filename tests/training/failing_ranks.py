@@ -1,6 +1,5 @@
 """Trainings of models of which two processes hold parts, in which records fail at some place of a forward."""
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 from sharded_ranks import values
 from small_problems import CLASSES, FEATURES, RECORDS, OnDemand, records, training
+from test_processes import join_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -137,8 +137,7 @@ def trained(ways: dict[int, str], how: str = "whole", checkpointed: bool = False
 
 
 def work(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    join_group(rank, port)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found = {name: trained(ways, "sharded") for name, ways in CASES.items()}
     found["checkpointed"] = trained(SEVERAL, "sharded", checkpointed=True)

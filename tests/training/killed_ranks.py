@@ -2,11 +2,10 @@
 
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
-SHARDED says how processes hold parts of the model: "fully", or "cut"; METHOD is one of `METHODS`.
+SHARDED says how processes hold parts of the model: "fully", or "cut".
 """
 
 import atexit
-import json
 import os
 import signal
 import sys
@@ -16,24 +15,16 @@ from pathlib import Path
 
 import torch
 from sharded_ranks import cut, layers, sharded, values
-from small_problems import RECORDS, loss, network, owners, records
+from small_problems import RECORDS, lines, loss, network, records, releases
 
 import equipoise as eq
 
 STEPS, CHECKPOINT_EVERY = 12, 4
 NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
-METHODS: dict[str, eq.Method] = {
-    "dp-sgd": eq.DPSGD(**NOISE),
-    "dp-mf": eq.DPMF(bands=3, **NOISE),
-    "dice-sgd": eq.DiceSGD(**NOISE),
-    "dp-c4": eq.DPC4(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE),
-    "users": eq.DPSGD(**NOISE),
-}
 
 
 def entries(folder: Path) -> list[dict]:
-    text = (folder / "run" / "private" / "journal.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return lines(folder / "run" / "private" / "journal.jsonl")
 
 
 def ends(folder: Path, processes: int = 2) -> torch.Tensor:
@@ -46,13 +37,12 @@ def ends(folder: Path, processes: int = 2) -> torch.Tensor:
 def check_booked_once(folder: Path) -> None:
     """Each draw is charged once, none is void, no index serves two answers, each step is reported once."""
     kinds = [entry["type"] for entry in entries(folder)]
-    released = [entry for entry in entries(folder) if entry["type"] == "release"]
-    assert [entry["index"] for entry in released] == list(range(len(released)))
-    assert len({(entry["draw"], entry["ordinal"]) for entry in released}) == len(released) >= STEPS
+    assert releases(folder / "run") == list(range(kinds.count("release")))
+    released = {(e["draw"], e["ordinal"]) for e in entries(folder) if e["type"] == "release"}
+    assert len(released) == kinds.count("release") >= STEPS
     assert "void" not in kinds
     assert kinds.count("run") == kinds.count("close") == 1
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in lines(folder / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert eq.verify_run(folder / "run").consistent
 
 
@@ -82,15 +72,13 @@ def main(run_dir: str) -> None:
         torch.distributed.init_process_group("gloo")
         model = cut(model) if how == "cut" else sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    method = os.environ.get("METHOD", "dp-sgd")
     training = eq.PrivateTraining.start_or_resume(
         model,
         optimizer,
         loss=loss,
         data=eq.Data(records(), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
-        method=METHODS[method],
-        unit=eq.Users(owners(), records_per_user=3) if method == "users" else "record",
+        method=eq.DPSGD(**NOISE),
         run=eq.Run(run_dir, reproducible=True),
     )
     if is_mine and "KILL_STEP" in os.environ:

@@ -1,7 +1,6 @@
 """Two processes on neighbouring data sets, and on data that are not the same in both."""
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from sharded_ranks import NOISE, cut, dropped_layers, layers, sharded
 from small_problems import RECORDS, OnDemand, records, training
+from test_processes import join_group
 from torch import Tensor, nn
 
 import equipoise as eq
@@ -120,8 +120,7 @@ def refused(how: str, rank: int) -> dict[str, str]:
 
 
 def work(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    join_group(rank, port)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found: dict[str, Any] = {
         (name, how, missing): sums(name, how, missing)

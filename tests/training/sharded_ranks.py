@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, training
+from test_processes import join_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -29,7 +30,7 @@ NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
 #: Draws of two records: one process often gets none.
 SPARSE = eq.FixedEpochs(batch_size=2, population=RECORDS, steps=15)
 
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "adam": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5},
     "no records": {"method": eq.DPSGD(**NOISE), "sampling": SPARSE},
     "per layer": {"method": eq.DPSGD(per_layer=True, **NOISE)},
@@ -40,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 ANCHORED = {"anchor_noise_multiplier": 1.0, "anchor_batch_size": 24}
 #: Methods that ask rows for more than one sum, and those with a state of the size of the model.
-ASKING: dict[str, dict[str, Any]] = {
+ASKING = {
     "two sums": {"method": eq.DiceSGD(**NOISE)},
     "two sums, per layer": {"method": eq.DiceSGD(per_layer=True, **NOISE), "sampling": SPARSE},
     "differences": {"method": eq.DPC4Plus(**ANCHORED, **NOISE)},
@@ -48,7 +49,7 @@ ASKING: dict[str, dict[str, Any]] = {
 }
 CASES |= ASKING | {"empty part": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5, "width": 1}}
 #: Trainings of tensor parallel models, see `cut`.
-PARALLEL: dict[str, dict[str, Any]] = {
+PARALLEL = {
     "cut": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5},
     "cut, per layer": {"method": eq.DPSGD(per_layer=True, **NOISE)},
     "cut, learned threshold": CASES["learned threshold"],
@@ -217,8 +218,7 @@ def memory(name: str) -> dict[str, int]:
 def exchanges(depth: int, how: str) -> dict[str, int]:
     """Exchanges of one step by kind, but for those of the model's forwards."""
     torch.manual_seed(0)
-    layers = [nn.Linear(12, 12) for _ in range(depth)]
-    model = nn.Sequential(*layers, nn.Linear(12, 3))
+    model = nn.Sequential(*(nn.Linear(12, 12) for _ in range(depth)), nn.Linear(12, 3))
     if how == "sharded":
         fully_shard(model)
     if how == "cut":
@@ -226,19 +226,17 @@ def exchanges(depth: int, how: str) -> dict[str, int]:
         parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
     # Of so many steps the second computes no epsilon, which is sent as well.
     run = training(model, steps=400, batch=12, microbatch_size=20, method=eq.DPSGD(**NOISE))
-    taken = iter(run)
-    next(taken)
+    run.take_step()
     names = ["all_reduce", "broadcast", "broadcast_object_list", "all_gather_object"]
     names += [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name)][:1]
     with ExitStack() as stack:
         watched = [stack.enter_context(patch.object(dist, name, wraps=getattr(dist, name))) for name in names]
-        next(taken)
+        run.take_step()
         return {name: one.call_count for name, one in zip(names, watched, strict=True)}
 
 
 def work(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    join_group(rank, port)
     dist.init_process_group("gloo")
     path = Path(folder)
     found: dict[str, Any] = {name: trained(name, True) for name in CASES}

@@ -1,6 +1,8 @@
 """A small problem that the tests of this room share: twelve features, three classes, made-up records."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.federated import LocalUpdates
+from equipoise.privacy import Ledger
+from equipoise.privacy.private import unwrap
 
 RECORDS, FEATURES, CLASSES = 60, 12, 3
 
@@ -33,6 +37,19 @@ def records(count: int = RECORDS, dtype: torch.dtype = torch.float32, seed: int 
     centres = 2 * torch.randn(CLASSES, FEATURES, generator=rng, dtype=torch.float64)
     noise = torch.randn(count, FEATURES, generator=rng, dtype=torch.float64)
     return {"input": (centres[label] + noise).to(dtype), "label": label}
+
+
+class ListeningLedger(Ledger):
+    """Keeps the raw sums."""
+
+    def _noised(self, mechanism, sums, *rest):
+        for bounded in sums.values():
+            self.heard = torch.cat([unwrap(t).double().flatten() for t in bounded.value.values()])
+        return super()._noised(mechanism, sums, *rest)
+
+
+class Listening(eq.PrivateTraining):
+    ledger_class = ListeningLedger
 
 
 class OnDemand(torch.utils.data.Dataset):
@@ -139,6 +156,28 @@ def resumed(
     model = model if model is not None else network(seed=2)
     given = arranged(**{"loss": loss, "data": records()} | options)
     return eq.PrivateTraining.resume(folder, model, optimizer(model.parameters(), lr=0.3), **given)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def releases(folder: Path) -> list[int]:
+    """The numbers of the releases that are booked in a run's own journal."""
+    return [e["index"] for e in lines(folder / "private" / "journal.jsonl") if e["type"] == "release"]
+
+
+def check_named(folder: Path, *assumptions: str) -> None:
+    """The statement verifies, and would not without one of these assumptions."""
+    assert eq.verify_run(folder).consistent
+    path = folder / "statement.json"
+    whole = path.read_text()
+    for one in assumptions:
+        statement = json.loads(whole)
+        statement["assumptions"].remove(one)
+        path.write_text(json.dumps(statement))
+        assert [f.subject for f in eq.verify_run(folder).findings if f.ok is False] == ["assumptions"]
+    path.write_text(whole)
 
 
 def parameters(model: nn.Module) -> Tensor:

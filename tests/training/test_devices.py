@@ -46,18 +46,15 @@ RUNS = {
     "two sums": {"method": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6, noise_multiplier=1.0)},
     "losses alone": {"method": lambda: eq.methods.DPZO(noise_multiplier=1.0), "launches": False},
 }
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+DEVICES = ["cpu", CUDA]
 
 
 def result_of(options, steps=9, device="cpu"):
     made = {name: value() if name in ("model", "method") else value for name, value in options.items()}
     made.setdefault("model", network())
     run = training(steps=steps, device=device, **made)
-    for _ in run:
-        pass
+    list(run)
     return run, parameters(made["model"])
 
 

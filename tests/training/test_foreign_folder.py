@@ -52,16 +52,13 @@ def test_a_ledger_file_is_neither_made_nor_changed(begun, tmp_path, content, pla
     assert not there.exists() if content is None else there.read_bytes() == content
 
 
-def test_the_ledger_that_the_run_was_booked_in_may_have_moved(begun, tmp_path):
+def test_the_ledger_that_the_run_was_booked_in_may_have_moved_and_is_not_begun_anew(begun, tmp_path):
     (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(JournalError, match="name the journal that the run was booked in"):
         resumed(begun).close()
     assert not (tmp_path / "ledger.jsonl").exists()
     (begun / "private" / "ledger_file").write_text(str(tmp_path / "moved.jsonl"))
     resumed(begun).close()
-
-
-def test_a_lost_journal_is_not_begun_anew(begun):
     (begun / "private" / "ledger_file").unlink()
     with pytest.raises(JournalError, match="cannot be opened"):
         resumed(begun).close()
@@ -149,12 +146,10 @@ def test_a_finished_run_of_an_earlier_version_verifies(tmp_path):
     training(steps=2, folder=folder).run(progress=False)
 
     def earlier(held):
-        held["assumptions"] = [
-            t for t in held["assumptions"] if t != ROUNDED and not t.startswith((MODEL, DATA))
-        ]
-        held["assumptions"] += [ALLOWED, "rounding is not counted, said in other words"]
-        held.pop("independence", None)
-        held.pop("noise_tail", None)
+        kept = [t for t in held["assumptions"] if t != ROUNDED and not t.startswith((MODEL, DATA))]
+        held["assumptions"] = [*kept, ALLOWED, "rounding is not counted, said in other words"]
+        for name in ("independence", "noise_tail"):
+            held.pop(name, None)
 
     def edited():
         return [finding.subject for finding in eq.verify_run(folder).findings if finding.ok is False]

@@ -33,10 +33,8 @@ class Texts(torch.utils.data.Dataset):
 
 
 def padded(items):
-    return {
-        "x": pad_sequence([item["x"] for item in items], batch_first=True),
-        "length": torch.stack([item["length"] for item in items]),
-    }
+    x = pad_sequence([item["x"] for item in items], batch_first=True)
+    return {"x": x, "length": torch.stack([item["length"] for item in items])}
 
 
 class Mean(nn.Module):
@@ -58,10 +56,8 @@ def squared(model, batch):
 
 
 def texts(lengths, steps):
-    return training(
-        Mean(), data=Texts(lengths), collate=padded, loss=squared, steps=steps, batch=1.5,
-        population=len(lengths), microbatch_size=2,
-    )  # fmt: skip
+    given = {"data": Texts(lengths), "collate": padded, "population": len(lengths), "microbatch_size": 2}
+    return training(Mean(), loss=squared, steps=steps, batch=1.5, **given)
 
 
 @pytest.fixture(autouse=True)

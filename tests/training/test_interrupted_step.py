@@ -1,7 +1,6 @@
 """An error in a step: the repeated step is the same step, it is not charged again, and the key stays."""
 
 import itertools
-import json
 import os
 import signal
 import sys
@@ -11,9 +10,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import small_problems
 import torch
-from small_problems import loss, network, parameters, training
+from small_problems import loss, network, parameters, releases, training
 from torch import nn
 
 import equipoise as eq
@@ -29,27 +27,6 @@ def whole() -> torch.Tensor:
     return parameters(model)
 
 
-def releases(folder) -> list[int]:
-    lines = (folder / "private" / "journal.jsonl").read_text().splitlines()
-    return [entry["index"] for entry in map(json.loads, lines) if entry["type"] == "release"]
-
-
-def break_once(run, step: int, error: BaseException, moved: bool) -> None:
-    """Let the optimiser fail in this step, before or after it moves the parameters."""
-    update = run.optimizer.step
-    broken = []
-
-    def failing() -> None:
-        if run.steps_done == step and not broken:
-            broken.append(step)
-            if moved:
-                update()
-            raise error
-        update()
-
-    run.optimizer.step = failing
-
-
 @pytest.mark.parametrize(
     ("step", "moved", "error"),
     [
@@ -59,20 +36,29 @@ def break_once(run, step: int, error: BaseException, moved: bool) -> None:
     ],
 )
 def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
+    """The optimiser fails in a step, before or after it moves the parameters, which then is done."""
     model = network()
     run = training(model, steps=STEPS, folder=tmp_path / "run")
-    break_once(run, step, error, moved)
+    update, broken = run.optimizer.step, []
+
+    def failing():
+        fails = run.steps_done == step and not broken
+        if moved or not fails:
+            update()
+        if fails:
+            broken.append(step)
+            raise error
+
+    run.optimizer.step = failing
     with pytest.raises(type(error)):
         run.run(progress=False)
-    # done if and only if the parameters moved
     assert run.steps_done == step + moved
     assert all(p.grad is None for p in model.parameters())
     assert not (tmp_path / "run" / "statement.json").exists()
     if step == STEPS - 1 and not moved:  # every release is booked, but the last one was not used yet
         assert not run.finish().finished
     result = run.run(progress=False)
-    assert result.finished
-    assert result.steps == STEPS
+    assert (result.finished, result.steps) == (True, STEPS)
     assert releases(tmp_path / "run") == list(range(STEPS))
     assert torch.equal(parameters(model), whole())
 
@@ -138,7 +124,6 @@ def interrupted_at_line(number: int, *files: str) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("where", ["on the host", "on a device"])
 def test_a_digest_that_was_interrupted_is_that_of_its_value(where, request):
-    """The second try had found its hash ended, or begun, and every step was refused from then on."""
     if where == "on a device":
         request.getfixturevalue("on_a_device")
     taken = digests.KeyedDigest(bytes(32), "a test")
@@ -288,15 +273,9 @@ def loss_of_stops(model, batch):
 
 
 def begun(folder, **settings):
-    sampling, budget = eq.Poisson(50, population=120, steps=4), eq.Budget(2.0, 1e-4)
-    given = {
-        "loss": loss_of_stops,
-        "data": RECORDS,
-        "sampling": sampling,
-        "method": eq.DPSGD(),
-        "budget": budget,
-    }
-    return small_problems.training(nn.Linear(2, 1), reproducible=False, folder=folder, **given, **settings)
+    given = {"loss": loss_of_stops, "data": RECORDS, "sampling": eq.Poisson(50, population=120, steps=4)}
+    given |= {"method": eq.DPSGD(), "budget": eq.Budget(2.0, 1e-4), "reproducible": False}
+    return training(nn.Linear(2, 1), folder=folder, **given, **settings)
 
 
 def sends(number):
@@ -319,42 +298,19 @@ def sends(number):
 def test_a_terminated_script_does_not_count_as_done(tmp_path, monkeypatch, number, stop, interactive, exits):
     if interactive:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    training = begun(tmp_path / "run")
+    run = begun(tmp_path / "run")
     given = {"evaluate": sends(number), "evaluate_every": 2, "progress": False, "stop": stop}
     before = signal.getsignal(number)
     if exits:
         with pytest.raises(SystemExit) as raised:
-            training.run(**given)
+            run.run(**given)
         assert raised.value.code == 143
     else:
-        assert not training.run(**given).finished
-    assert training.steps_done == 2
+        assert not run.run(**given).finished
+    assert run.steps_done == 2
     assert signal.getsignal(number) is before
     assert list((tmp_path / "run" / "checkpoint").iterdir())  # written before it exits
 
 
-def test_a_stop_is_said_and_so_is_going_on(tmp_path, capsys):
-    given = {"evaluate": sends(signal.SIGINT), "evaluate_every": 2, "progress": False}
-    training = begun(tmp_path / "run")
-    assert training.run(**given).stopped_by == signal.SIGINT
-    said = capsys.readouterr().err
-    assert "step 2 of 4" in said
-    assert "start_or_resume" in said
-    training.close()
-    training = small_problems.resumed(tmp_path / "run", nn.Linear(2, 1), loss=loss_of_stops, data=RECORDS)
-    assert training.run(progress=False).stopped_by is None
-    assert "going on from step 2 of 4" in capsys.readouterr().err
-
-
 def test_sigterm_in_the_last_step_is_no_failure(tmp_path):
     assert begun(tmp_path / "run").run(sends(signal.SIGTERM), evaluate_every=4, progress=False).finished
-
-
-def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
-    training = begun(tmp_path / "run", ema_decay=0.5)
-    next(iter(training))
-    with pytest.warns(UserWarning, match="load_model"):
-        training.finish()
-    last = training.model.weight.detach().clone()
-    eq.load_model(training.model, tmp_path / "run" / "model.safetensors")
-    assert not torch.equal(training.model.weight, last)

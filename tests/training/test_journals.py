@@ -10,7 +10,7 @@ from small_problems import RECORDS, resumed, saved, training
 
 import equipoise as eq
 from equipoise.distributed.shared_ledger import SharedLedger
-from equipoise.methods import Abadi, Plan
+from equipoise.methods import Plan
 from equipoise.privacy import (
     BudgetError,
     Gaussian,
@@ -32,11 +32,7 @@ BUDGET = eq.Budget(8.0, 1e-3)
 
 @pytest.fixture
 def shared(tmp_path):
-    return {
-        "journal": tmp_path / "ledger.jsonl",
-        "reproducible": False,
-        "sampling": SAMPLING,
-    }
+    return {"journal": tmp_path / "ledger.jsonl", "reproducible": False, "sampling": SAMPLING}
 
 
 def calibrated(folder, **options):
@@ -73,10 +69,10 @@ def test_a_run_goes_on_though_others_came_and_went_while_it_was_prepared(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own(eq.Method):
+class Own(eq.DPSGD):
     """A method of a user's own, which calibrates by itself to what other runs left of the budget."""
 
-    name = "own"
+    name: ClassVar[str] = "own"
 
     def plan(self, setting):
         def with_noise(multiplier):
@@ -84,12 +80,6 @@ class Own(eq.Method):
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return Plan(calibrate(with_noise, setting.budget, other_events=setting.other_runs))
-
-    def step(self, context, state):
-        draw = context.draw("batch")
-        sums = draw.query(lambda rows, ids: {"gradient": eq.privacy.clip(rows, Abadi(), 1.0)})
-        gradient = context.ledger.release(draw, sums)["gradient"]
-        return {name: value / 12 for name, value in gradient.items()}, state
 
 
 METHODS = {"dp-sgd": eq.DPSGD(clip_norm=0.5), "dp-c4": eq.DPC4(clip_norm=0.5), "own": Own()}
@@ -218,20 +208,12 @@ def test_a_plan_that_follows_from_noise_that_was_found_is_the_same_at_a_resume(t
     assert again.plan == run.plan
 
 
-SAMPLING_OF_FAILED_START = eq.FixedEpochs(12, RECORDS, 10)
-
-
 def enough_for_one() -> eq.Budget:
     """A budget that one run fits in and two do not."""
-    return eq.Budget(1.05 * training(sampling=SAMPLING_OF_FAILED_START).plan.epsilon(1e-3).value, 1e-3)
+    return eq.Budget(1.05 * training(sampling=SAMPLING).plan.epsilon(1e-3).value, 1e-3)
 
 
-def test_a_budget_that_is_used_up_leaves_no_folder(tmp_path):
-    shared = {
-        "journal": tmp_path / "ledger.jsonl",
-        "reproducible": False,
-        "sampling": SAMPLING_OF_FAILED_START,
-    }
+def test_a_budget_that_is_used_up_leaves_no_folder(tmp_path, shared):
     budget = enough_for_one()
     training(folder=tmp_path / "a", budget=budget, **shared)
     before = (tmp_path / "ledger.jsonl").read_text()
@@ -244,18 +226,12 @@ def test_a_budget_that_is_used_up_leaves_no_folder(tmp_path):
     run.take_step()
 
 
-def test_what_a_failed_start_reserved_is_free_again(tmp_path, monkeypatch):
+def test_what_a_failed_start_reserved_is_free_again(tmp_path, shared, monkeypatch):
     """The first checkpoint cannot be written: nothing was released, and the shared journal knows it."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    options = {
-        "journal": tmp_path / "ledger.jsonl",
-        "folder": folder,
-        "reproducible": False,
-        "sampling": SAMPLING_OF_FAILED_START,
-        "budget": enough_for_one(),
-    }
+    options = shared | {"folder": folder, "budget": enough_for_one()}
 
     def full(self, step, state):
         raise CheckpointError("no space")
@@ -271,7 +247,6 @@ def test_what_a_failed_start_reserved_is_free_again(tmp_path, monkeypatch):
 
 
 def test_a_plan_that_no_accountant_covers_fails_before_anything_is_spent(tmp_path):
-    exact = eq.WithoutReplacement(12, RECORDS, 4)
     with pytest.raises(PlanError, match="replace_one"):
-        training(sampling=exact, folder=tmp_path / "run")
+        training(sampling=eq.WithoutReplacement(12, RECORDS, 4), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

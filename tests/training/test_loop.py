@@ -10,6 +10,8 @@ import torch
 from small_problems import (
     RECORDS,
     OnDemand,
+    check_named,
+    lines,
     loss,
     network,
     parameters,
@@ -30,8 +32,7 @@ from equipoise.training.forwards import forward_rows
 
 def finished(**options):
     run = training(**options)
-    for _ in run:
-        pass
+    list(run)
     return run
 
 
@@ -125,7 +126,6 @@ def replace_weight(model):
     ids=["data", "load_state_dict", "double", "replaced"],
 )
 def test_nothing_but_steps_moves_the_parameters_or_replaces_them(tmp_path, change, then, back, said):
-    """A loop that took steps of its own on private records had a statement that said "proven"."""
     whole = finished(steps=4)
     run = training(steps=4, folder=tmp_path / "run")
     run.take_step()
@@ -161,22 +161,20 @@ def test_the_moving_average_is_what_the_formula_says(tmp_path):
 def test_views_are_averaged_before_the_clip():
     """Views that are the record itself change nothing; views of opposite sign cancel in a linear model."""
     plain, doubled = network(dtype=torch.float64), network(dtype=torch.float64)
-    data = records(dtype=torch.float64)
+    data, calls = records(dtype=torch.float64), []
     unclipped = eq.DPSGD(clip_norm=1e3, noise_multiplier=1e-15)
     for model, options in ((plain, {}), (doubled, {"augmentation": lambda batch, rng: batch, "views": 2})):
         finished(model=model, data=data, steps=5, method=unclipped, **options)
     assert relative_difference(doubled, plain) < 1e-8
-    calls = []
 
     def flip(batch, rng):
         calls.append(1)
         return batch | {"input": batch["input"] * (-1.0) ** len(calls)}
 
     model = nn.Linear(12, 3, bias=False).double()
-    before = model.weight.detach().clone()
-    method = eq.DPSGD(clip_norm=1.0, noise_multiplier=1e-15)
+    before, sampling = model.weight.detach().clone(), eq.FullBatch(RECORDS, 1)
     options = {"augmentation": flip, "views": 2, "loss": lambda m, batch: m(batch["input"]).sum(1)}
-    finished(model=model, data=data, sampling=eq.FullBatch(RECORDS, 1), method=method, **options)
+    finished(model=model, data=data, sampling=sampling, method=unclipped, **options)
     torch.testing.assert_close(model.weight.detach(), before)
 
 
@@ -205,52 +203,35 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     text = "".join(p.read_text() for p in folder.glob("*.json*"))
     for private in ("training_loss", "records_not_finite", "batch.records", "clip_fraction", "seconds"):
         assert private not in text
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = lines(folder / "metrics.jsonl")
     assert [row["step"] for row in rows if "released_norm" in row] == [1, 2, 3, 4]
     assert any(row.get("evaluation.accuracy") == 0.5 for row in rows)
-    diagnostics = (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
-    assert all(json.loads(row)["training_loss"] > 0 for row in diagnostics)
+    assert all(row["training_loss"] > 0 for row in lines(folder / "private" / "diagnostics.jsonl"))
     assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
 
 
 def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_path):
-    """A scheduler and an evaluation that look at private losses had been published without a word."""
+    folder, both = tmp_path / "run", {Assumption.SCHEDULED, Assumption.EVALUATED}
 
-    def pieces():
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    def scheduled(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
-    folder, (model, optimizer, scheduler) = tmp_path / "run", pieces()
-    options = {"sampling": eq.FixedEpochs(12, RECORDS, 3), "folder": folder, "scheduler": scheduler}
+    optimizer = torch.optim.SGD((model := network()).parameters(), lr=0.1)
+    options = {
+        "sampling": eq.FixedEpochs(12, RECORDS, 3),
+        "folder": folder,
+        "scheduler": scheduled(optimizer),
+    }
     run = training(model, optimizer=lambda *_, **__: optimizer, reproducible=False, **options)
-    both = {Assumption.SCHEDULED, Assumption.EVALUATED}
     assert both & set(run.statement().assumptions) == {Assumption.SCHEDULED}
     run.take_step()
     run.evaluate(lambda model: 0.5)
     run.close()
-    model, optimizer, scheduler = pieces()
-    eq.PrivateTraining.resume(
-        folder, model, optimizer, loss=loss, data=records(), run=eq.Run(scheduler=scheduler)
-    ).run(progress=False)
-    statement = json.loads((folder / "statement.json").read_text())
-    assert both <= set(statement["assumptions"])
-    assert eq.verify_run(folder).consistent
-    for one in both:
-        edited = statement | {"assumptions": [text for text in statement["assumptions"] if text != one]}
-        (folder / "statement.json").write_text(json.dumps(edited))
-        assert not eq.verify_run(folder).consistent
+    optimizer = torch.optim.SGD((model := network()).parameters(), lr=0.1)
+    again = resumed(folder, model, lambda *_, **__: optimizer, scheduler=scheduled(optimizer))
+    again.run(progress=False)
+    check_named(folder, *both)
     assert not both & set(training(steps=1).statement().assumptions)
-
-
-def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
-    """The loss changed between the crash and the resume: no old noise, one more release."""
-    first = training(steps=3, folder=tmp_path / "run", reproducible=False, method=None)
-    first.take_step()  # journaled, but the checkpoint is that of the start
-    first.close()
-    again = resumed(tmp_path / "run", loss=lambda m, batch: loss(m, batch) ** 2)
-    again.take_step()
-    assert again.statement().releases[0]["used"] == 2
 
 
 def test_masks_of_private_records_follow_the_secret_key():
@@ -280,25 +261,39 @@ def test_masks_of_private_records_follow_the_secret_key():
     assert not torch.equal(first[0], first[1])
 
 
-def test_a_run_that_ended_early_claims_its_plan():
-    """Whoever stops by what was released has spent more than the steps that were taken."""
-    run = training(steps=3)
+def test_a_run_that_ended_early_claims_its_plan(tmp_path):
+    """Whoever stops by what was released has spent more than the steps taken, whatever is said later."""
+    run = training(steps=3, folder=tmp_path / "run")
     planned = run.plan.epsilon(run.delta).value
     run.take_step()
     statement = run.statement()
     assert statement.epsilon == planned > run.epsilon_so_far()
     assert STOPPED not in statement.assumptions
     assert run.finish().epsilon == planned  # and the run may go on
-    list(run)
-    assert run.statement().epsilon == run.epsilon_so_far() == planned
+    run.take_step()
+    run.end()
+    assert run.finish(stop_fixed_beforehand=True).epsilon == planned
+    assert eq.verify_run(tmp_path / "run").consistent
 
 
-def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path, monkeypatch, killed):
+    """It is booked before it is published: killed in between, the run cannot go on beyond its statement."""
     run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     spent = run.epsilon_so_far()
-    found = run.finish(stop_fixed_beforehand=True)
-    assert found.finished
+    if killed:
+
+        def interrupted(*args, **options):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr("equipoise.training.loop.write_atomically", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run.finish(stop_fixed_beforehand=True)
+        with pytest.raises(PlanUsedUpError):
+            run.take_step()
+    found = run.finish(stop_fixed_beforehand=not killed)
     assert found.epsilon == spent < run.plan.epsilon(run.delta).value
     assert STOPPED in found.statement.assumptions
     with pytest.raises(RuntimeError, match="deleted at its end"):
@@ -308,34 +303,6 @@ def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
     assert any("fixed beforehand" in text for text in checked.not_checked)
 
 
-def test_a_stop_is_booked_before_it_is_published(tmp_path, monkeypatch):
-    """Killed in between, the run cannot go on beyond what its statement claims."""
-    run = training(steps=3, folder=tmp_path / "run")
-    run.take_step()
-    spent = run.epsilon_so_far()
-
-    def killed(*args, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("equipoise.training.loop.write_atomically", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.finish(stop_fixed_beforehand=True)
-    with pytest.raises(PlanUsedUpError):
-        run.take_step()
-    assert run.finish().epsilon == spent
-    assert eq.verify_run(tmp_path / "run").consistent
-
-
-def test_a_stop_is_booked_once(tmp_path):
-    """Whoever saw the end of the run cannot say later that it had been fixed beforehand."""
-    run = training(steps=3, folder=tmp_path / "run")
-    run.take_step()
-    run.end()
-    assert run.finish(stop_fixed_beforehand=True).epsilon == run.plan.epsilon(run.delta).value
-    assert eq.verify_run(tmp_path / "run").consistent
-
-
 def test_diagnostics_of_a_run_that_is_not_private_are_those_of_its_gradients():
     """By the gradients of all records, taken one by one: at the first step noise alone is random."""
     model, data, found = network(), records(), {}
@@ -343,12 +310,8 @@ def test_diagnostics_of_a_run_that_is_not_private_are_those_of_its_gradients():
     rows = torch.stack(
         [torch.cat([g.flatten() for g in torch.autograd.grad(one, [*model.parameters()])]) for one in parts]
     ).double()
-    run = training(
-        model=model,
-        sampling=eq.FullBatch(RECORDS, steps=2),
-        learning_rate=1.0,
-        diagnostics=found.__setitem__,
-    )
+    options = {"learning_rate": 1.0, "diagnostics": found.__setitem__}
+    run = training(model, sampling=eq.FullBatch(RECORDS, steps=2), **options)
     before = parameters(model).clone()
     run.take_step()
     estimate = (before - parameters(model)).double()
@@ -360,5 +323,3 @@ def test_diagnostics_of_a_run_that_is_not_private_are_those_of_its_gradients():
         "cosine": torch.cosine_similarity(true, estimate, dim=0), "clipped": (norms > 0.5).double().mean(),
     }  # fmt: skip
     assert found[1] == pytest.approx({name: float(one) for name, one in wanted.items()}, rel=1e-4)
-    with pytest.raises(ValueError, match="no epsilon would cover"):
-        eq.Run(diagnostics=found.__setitem__)

@@ -11,14 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flat_arguments import arranged
+from small_problems import Listening
 from torch import Tensor, nn
 from torch.utils.data import default_collate
+from zoo import backward
 
 import equipoise as eq
 from equipoise.distributed.processes import Processes
 from equipoise.gradients import CoverageError, CrossRecordError
 from equipoise.methods import Abadi
-from equipoise.privacy import Draw, Ledger, clip
+from equipoise.privacy import Draw, clip
 from equipoise.privacy.private import unwrap
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards
@@ -28,19 +30,6 @@ from equipoise.training.record_source import RecordSource
 from equipoise.training.setup import memory_use
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
-
-
-class ListeningLedger(Ledger):
-    """Keeps the raw sums."""
-
-    def _noised(self, mechanism, sums, *rest):
-        for bounded in sums.values():
-            self.heard = torch.cat([unwrap(t).double().flatten() for t in bounded.value.values()])
-        return super()._noised(mechanism, sums, *rest)
-
-
-class Listening(eq.PrivateTraining):
-    ledger_class = ListeningLedger
 
 
 def listening(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options) -> Listening:
@@ -59,9 +48,7 @@ def raw_sum(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options
 
 def with_one_more(data: dict[str, Tensor], record: dict[str, Tensor], place: int) -> dict[str, Tensor]:
     """The data set with the record at this place."""
-    return {
-        name: torch.cat([values[:place], record[name][None], values[place:]]) for name, values in data.items()
-    }
+    return {name: torch.cat([v[:place], record[name][None], v[place:]]) for name, v in data.items()}
 
 
 def hinge(model, batch):
@@ -74,8 +61,7 @@ def least_squares(model, batch):
 
 def at_the_kink(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """Records whose margin is 1 up to rounding: kinks of the loss, on or off by their place in a batch."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Linear(1000, 1)
+    generator, model = torch.Generator().manual_seed(0), nn.Linear(1000, 1)
     with torch.no_grad():
         model.weight.copy_(torch.randn(1, 1000, generator=generator))
         model.bias.zero_()
@@ -130,7 +116,6 @@ class Balanced(nn.Module):
 
 
 def test_what_a_backward_keeps_is_forgotten():
-    """A gradient's running scale moved the sum by 45 C."""
     data = {"x": 0.01 * torch.randn(64, 3), "y": 0.01 * torch.randn(64)}
     other = {name: values.clone() for name, values in data.items()}
     other["x"][0], other["y"][0] = 30.0, 500.0
@@ -289,19 +274,6 @@ class LayerDrop(nn.Module):
         return self.second(x)
 
 
-class RandomGradient(torch.autograd.Function):
-    """Multiplies the gradient by a random factor, which the backward draws."""
-
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.factor(len(g)), None
-
-
 class RandomBackward(nn.Module):
     def __init__(self, factor):
         super().__init__()
@@ -309,7 +281,7 @@ class RandomBackward(nn.Module):
         self.factor = factor
 
     def forward(self, x):
-        return self.second(RandomGradient.apply(self.first(x).tanh(), self.factor))
+        return self.second(backward(lambda g: g * self.factor(len(g)))(self.first(x).tanh()))
 
 
 def sign(count):
@@ -429,77 +401,62 @@ def test_one_record_more_moves_its_own_row_alone(name):
 
 @pytest.mark.parametrize("first", [0.0, 1.0])
 def test_fillers_do_not_follow_the_first_private_record(first):
-    """They were ones where it had none of something, and opened a branch for all others."""
     data = {"x": torch.ones(40, 3), "has": torch.ones(40), "y": torch.ones(40)}
     data["has"][0] = first
     rows = listening(nn.Linear(3, 1), least_squares, data, microbatch_size=16)._setup.rows
     assert not any(bool(leaf.any()) for leaf in rows.fillers(rows.example).values())
 
 
-def with_missing(places: list[int], loss: Callable = least_squares):
-    """A training on 40 records, of which those at these places lack an entry.
+class Noting(eq.DPSGD):
+    """Notes the numbers and the norms of the records of each forward of two passes over a draw."""
 
-    And the numbers of the records of each forward of two passes over a draw, and those of the whole draw.
-    """
-    forwards, whole = [], []
+    def step(self, context, state):
+        def noted(ids):
+            self.forwards.append(unwrap(ids).tolist())
+            return ids
 
-    class Noting(eq.DPSGD):
-        def step(self, context, state):
-            def noted(ids):
-                forwards.append(unwrap(ids).tolist())
-                return ids
+        def sums(rows, ids):
+            noted(ids)
+            self.norms.append(unwrap(rows.row_norms()))
+            return {"gradient": clip(rows, Abadi(), 1.0)}
 
-            def sums(rows, ids):
-                noted(ids)
-                return {"gradient": clip(rows, Abadi(), 1.0)}
+        draw = context.draw("batch")
+        self.whole.extend(unwrap(draw.rows(lambda rows, ids: noted(ids))).tolist())
+        return context.ledger.release(draw, draw.query(sums))["gradient"], state
 
-            draw = context.draw("batch")
-            whole.extend(unwrap(draw.rows(lambda rows, ids: noted(ids))).tolist())
-            return context.ledger.release(draw, draw.query(sums))["gradient"], state
 
+def with_missing(places, loss: Callable = least_squares, of=torch.randn):
+    """A training on 40 records, of which those at these places lack an entry, and its method."""
     torch.manual_seed(0)
-    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    data = {"x": of(40, 3), "y": of(40)}
     data["x"][places, 0] = -1e3
     model = FillsMissing(nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1)))
     method = Noting(clip_norm=1.0, noise_multiplier=1.0)
+    for name in ("forwards", "whole", "norms"):
+        object.__setattr__(method, name, [])
     options = {"microbatch_size": 16, "sampling": eq.FullBatch(40, 1), "reproducible": True}
-    return listening(model, loss, data, method=method, **options), forwards, whole
+    return listening(model, loss, data, method=method, **options), method
 
 
 def test_no_record_decides_over_the_forward_of_another():
     """Where one of a micro-batch runs other operations, each has a forward of its own, and the same row."""
-    run, forwards, whole = with_missing([9, 12, 20])
+    run, noted = with_missing([9, 12, 20])
     run.take_step()
     expected = []
     for part in torch.arange(40).split(run.config()["settings"]["micro_batch_size"]):
         alone = {9, 12, 20} & {*part.tolist()}
         expected += [[n] for n in part.tolist()] if alone else [part.tolist()]
-    assert forwards == 2 * expected
-    assert whole == list(range(40))  # in the draw's order
+    assert noted.forwards == 2 * expected
+    assert noted.whole == list(range(40))  # in the draw's order
 
 
 @pytest.mark.parametrize("missing", [slice(0), slice(8, 24)], ids=["together", "by themselves"])
 def test_equal_records_have_random_numbers_of_their_own(missing):
     """In one microbatch, in several, and where records run other operations than planned."""
-    data = {"x": torch.ones(40, 3), "y": torch.ones(40)}
-    data["x"][missing, 0] = -1e3
-    norms = []
-
-    class Watching(eq.DPSGD):
-        def step(self, context, state):
-            def sums(rows, ids):
-                norms.append(unwrap(rows.row_norms()))
-                return {"gradient": clip(rows, Abadi(), 1.0)}
-
-            draw = context.draw("batch")
-            return context.ledger.release(draw, draw.query(sums))["gradient"], state
-
-    model = FillsMissing(nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1)))
-    method = Watching(clip_norm=1.0, noise_multiplier=1.0)
-    options = {"microbatch_size": 16, "method": method, "sampling": eq.FullBatch(40, 1)}
-    listening(model, least_squares, data, **options).take_step()
-    assert len(torch.cat(norms)) == 40
-    assert len(torch.cat(norms).unique()) > 30
+    run, noted = with_missing(missing, of=torch.ones)
+    run.take_step()
+    assert len(torch.cat(noted.norms)) == 40
+    assert len(torch.cat(noted.norms).unique()) > 30
 
 
 def test_records_that_fail_only_together_have_forwards_of_their_own():
@@ -508,11 +465,11 @@ def test_records_that_fail_only_together_have_forwards_of_their_own():
             raise ValueError("more than one")
         return least_squares(model, batch)
 
-    run, forwards, _ = with_missing([9], few_nines)
+    run, noted = with_missing([9], few_nines)
     run._setup.rows.source.batch()["x"][10:13, 1] = 9.0
     run.take_step()
-    assert Counter(n for numbers in forwards for n in numbers) == dict.fromkeys(range(40), 2)
-    assert all(len(numbers) == 1 for numbers in forwards if set(numbers) & {10, 11, 12})
+    assert Counter(n for numbers in noted.forwards for n in numbers) == dict.fromkeys(range(40), 2)
+    assert all(len(numbers) == 1 for numbers in noted.forwards if set(numbers) & {10, 11, 12})
 
 
 def test_more_records_than_the_population_are_refused_where_random_numbers_are_shared():
@@ -521,16 +478,8 @@ def test_more_records_than_the_population_are_refused_where_random_numbers_are_s
         listening(LayerDrop(lambda count: torch.rand(()) < 0.5), least_squares, data)
 
 
-class Masking:
+class Masking(Holed):
     """Joins records, and hides random entries of each; one of them cannot be read."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        if index == 63:
-            raise OSError("gone")
-        return {"x": torch.ones(24), "y": torch.ones(())}
 
     @staticmethod
     def collate(items):
@@ -539,15 +488,14 @@ class Masking:
 
 
 def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number():
-    """The others are joined again; parts that were joined one by one got the same random numbers."""
     seen: SimpleQueue = SimpleQueue()
 
     def watching(model, batch):
         seen.put(batch["x"].detach())
         return least_squares(model, batch)
 
-    model = nn.Linear(24, 1)
-    run = listening(model, watching, Masking(), collate=Masking.collate, microbatch_size=64)
+    data = Masking({"x": torch.ones(64, 24), "y": torch.ones(64)}, float)
+    run = listening(nn.Linear(24, 1), watching, data, collate=Masking.collate, microbatch_size=64)
     run.engine.never_replay("to watch")
     run.take_step()
     while not seen.empty():
@@ -557,7 +505,6 @@ def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number():
 
 @pytest.mark.parametrize(("size", "count"), [(32, 31), (1, 3)])
 def test_a_full_micro_batch_holds_records_alone_and_a_short_one_fillers(size, count, monkeypatch):
-    """Every forward held two public rows in addition."""
     of_batch, seen = forwards.RowSource.of_batch, []
 
     def watching(self, rows_of, batch, *rest):
@@ -602,26 +549,24 @@ def test_a_model_that_takes_no_zeros_is_filled_with_copies(model):
 
 
 def test_where_memory_runs_out_the_error_names_a_size_that_fits():
-    class Greedy(nn.Linear):
-        limit = (99,)
+    limit = [99]
 
-        def forward(self, x):
-            if len(x) > self.limit[0]:
-                raise torch.OutOfMemoryError("4 GiB")
-            return super().forward(x)
+    def greedy(model, batch):
+        if len(batch["x"]) > limit[0]:
+            raise torch.OutOfMemoryError("4 GiB")
+        return least_squares(model, batch)
 
-    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
-    model = Greedy(3, 1)
-    run = listening(model, least_squares, data, microbatch_size=16)
-    run.engine.never_replay("the model has to run")
-    model.limit = (4,)
+    run = listening(
+        nn.Linear(3, 1), greedy, {"x": torch.randn(40, 3), "y": torch.randn(40)}, microbatch_size=16
+    )
+    run.engine.never_replay("the loss has to run")
+    limit[0] = 4
     with pytest.raises(MemoryError, match="microbatch_size=8"):
         run.take_step()
     assert run.ledger.releases_left["batch"] == 2  # nothing was charged
 
 
 def test_a_layer_is_dropped_as_often_as_its_coin_says():
-    """Records that ran other operations than planned tossed another coin: the layer ran half as often."""
     data = {"x": torch.randn(6, 3), "y": torch.randn(6)}
     model, steps = LayerDrop(lambda count: torch.rand(()) < 0.5), 60
     run = listening(model, least_squares, data, sampling=eq.FullBatch(6, steps), reproducible=True)
@@ -634,19 +579,17 @@ def test_a_layer_is_dropped_as_often_as_its_coin_says():
 
 def test_places_follow_one_law_whether_a_record_is_there_or_not():
     """Two records, alone and beside a third, on four places: all arrangements are equally likely."""
-
-    def arrangement(count, index):
-        token = Draw("batch", index, secret=bytes([index, count]))
-        parts = _dealt(torch.arange(count), 2, 4, token, Processes())
-        places = {
-            int(i): (part.number, int(at))
-            for part in parts
-            for i, at in zip(part.ids, part.places, strict=True)
-        }
-        return places[0], places[1]
-
     for count in (2, 3):
-        found = Counter(arrangement(count, index) for index in range(256))
+        found = Counter()
+        for index in range(256):
+            token = Draw("batch", index, secret=bytes([index, count]))
+            parts = _dealt(torch.arange(count), 2, 4, token, Processes())
+            at = {
+                int(i): (one.number, int(n))
+                for one in parts
+                for i, n in zip(one.ids, one.places, strict=True)
+            }
+            found[at[0], at[1]] += 1
         assert len(found) == 12
         assert min(found.values()) > 5
 
@@ -655,14 +598,11 @@ class Hungry(nn.Linear):
     """Holds far more where a record is large."""
 
     def forward(self, x):
-        out = super().forward(x)
-        if bool((x.abs() > 5).any()):
-            out = out + 0 * torch.tanh(x.repeat(1, 1000)).sum(1, keepdim=True)
-        return out
+        more = torch.tanh(x.repeat(1, 1000)).sum(1, keepdim=True) if bool((x.abs() > 5).any()) else 0
+        return super().forward(x) + 0 * more
 
 
 def test_what_is_published_is_measured_on_fillers(monkeypatch):
-    """The micro-batch size in config.json had followed single private records."""
     monkeypatch.setattr(memory_use, "available_bytes", lambda device: 2**22)
     published = []
     for largest in (1.0, 9.0):

@@ -1,5 +1,6 @@
 """Texts of many lengths, padded to the longest of their batch: fine with a mask, refused without one."""
 
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -37,20 +38,25 @@ def padded(items, width=None):
     return {"words": words, "label": torch.stack([label for _, label in items])}
 
 
-def to_one_width(items):
-    return padded(items, WIDTH)
+class Pooled(nn.Module):
+    """Over a text's embeddings, or over those of the padding too, for want of a mask."""
 
-
-class Mean(nn.Module):
-    """The mean over a text's embeddings, or over those of the padding too."""
-
-    def __init__(self):
+    def __init__(self, pool, body=None):
         super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, 2)
+        self.words, self.head, self.body, self.pool = nn.Embedding(WORDS, 16), nn.Linear(16, 2), body, pool
 
     def forward(self, words, mask):
-        mask = torch.ones_like(words) if mask is None else mask
-        return self.head((self.words(words) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        found = self.words(words)
+        return self.head(self.pool(found if self.body is None else self.body(found), words, mask))
+
+
+def mean(found, words, mask):
+    mask = torch.ones_like(words) if mask is None else mask
+    return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def Mean():
+    return Pooled(mean)
 
 
 def bert(layers=1):
@@ -60,44 +66,6 @@ def bert(layers=1):
         intermediate_size=64, max_position_embeddings=WIDTH, num_labels=2,
     )  # fmt: skip
     return transformers.BertForSequenceClassification(config)
-
-
-class LastState(nn.Module):
-    """The last state of a GRU, after whatever padding follows a text."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.gru, self.head = (
-            nn.Embedding(WORDS, 8),
-            nn.GRU(8, 8, batch_first=True),
-            nn.Linear(8, 2),
-        )
-
-    def forward(self, words, mask):
-        return self.head(self.gru(self.words(words))[1][-1])
-
-
-class Largest(nn.Module):
-    """The largest of each feature over a text, its padding too."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 16, padding_idx=0), nn.Linear(16, 2)
-
-    def forward(self, words, mask):
-        return self.head(self.words(words).amax(1))
-
-
-class First(nn.Module):
-    """The first place of an encoder without a mask, as models with a class token are read."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, 2)
-        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-
-    def forward(self, words, mask):
-        return self.head(self.encoder(self.words(words))[:, 0])
 
 
 def loss_of(is_masked, half=False):
@@ -127,12 +95,11 @@ def started(model, loss, data=None, collate=padded, steps=2, **settings):
 def test_models_that_mask_their_padding_are_taken():
     """Also one whose padding's features are below all others, so that the largest ones follow the text."""
 
-    class Below(Largest):
-        def forward(self, words, mask):
-            return self.head(self.words(words).masked_fill(words[..., None] == 0, -1e9).amax(1))
+    def largest(found, words, mask):
+        return found.masked_fill(words[..., None] == 0, -1e9).amax(1)
 
     assert not started(Mean(), loss_of(True, half=True)).statement().warnings
-    started(Below(), loss_of(False))
+    started(Pooled(largest), loss_of(False))
 
 
 @pytest.mark.wide
@@ -146,7 +113,16 @@ def test_padding_without_a_mask_is_refused_in_bfloat16():
         started(Mean(), loss_of(False, half=True))
 
 
-POOLINGS = {"mean": Mean, "last state": LastState, "largest": Largest, "encoder": bert, "first": First}
+POOLINGS = {
+    "mean": Mean,
+    "last state": lambda: Pooled(lambda found, *_: found[1][-1], nn.GRU(16, 16, batch_first=True)),
+    "largest": lambda: Pooled(lambda found, *_: found.amax(1)),
+    "encoder": bert,
+    # As models with a class token are read.
+    "first": lambda: Pooled(
+        lambda found, *_: found[:, 0], nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    ),
+}
 
 
 @pytest.mark.parametrize("name", [*list(POOLINGS)[:4], pytest.param("first", marks=pytest.mark.wide)])
@@ -171,7 +147,7 @@ def test_one_long_text_among_short_ones_is_tried():
     assert Assumption.SHAPES_FOLLOW in started(Mean(), loss_of(True), data).statement().assumptions
 
 
-@pytest.mark.parametrize(("collate", "lengths"), [(to_one_width, None), (padded, [7] * 100)])
+@pytest.mark.parametrize(("collate", "lengths"), [(partial(padded, width=WIDTH), None), (padded, [7] * 100)])
 def test_the_statement_says_that_shapes_follow_no_record(collate, lengths):
     assumptions = started(Mean(), loss_of(True), Texts(lengths=lengths), collate).statement().assumptions
     assert Assumption.SHAPES_ALIKE in assumptions

@@ -15,6 +15,7 @@ from small_problems import (
     network,
     parameters,
     records,
+    releases,
     training,
     updates_of_users,
     weighted_loss,
@@ -22,6 +23,7 @@ from small_problems import (
 )
 
 import equipoise as eq
+from equipoise._dtensor import all_values
 from equipoise.distributed.shared_ledger import own_ledger
 from equipoise.methods import (
     PublicRecords,
@@ -36,9 +38,14 @@ from tests.shared_fixtures import in_processes
 CALLS = {"take_step": (), "finish": (), "save_checkpoint": (), "evaluate": (lambda model: 1.0,)}
 
 
-def join_group(rank: int, port: int) -> None:
+def join_group(rank: int, port: int, count: int = 2) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def work(rank: int, port: int, folder: str) -> None:
@@ -46,8 +53,7 @@ def work(rank: int, port: int, folder: str) -> None:
     run = start(Path(folder) / "run")
     next(iter(run))
     said_by_one(rank, run)
-    for _ in run:
-        pass
+    list(run)
     torch.save(parameters(run.model), Path(folder) / f"rank{rank}.pt")
     assert run.processes.count == 2
     if rank == 1:
@@ -193,8 +199,7 @@ def test_all_processes_take_a_step_again_where_one_of_them_had_a_bad_record(two_
 def test_two_processes_equal_one(two_processes):
     folder = two_processes
     alone = start(folder / "alone")
-    for _ in alone:
-        pass
+    list(alone)
     first, second = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first, second)
     expect = parameters(alone.model)
@@ -211,8 +216,7 @@ def test_two_processes_equal_one(two_processes):
         assert "process 1 (RuntimeError) failed" in (folder / f"{call}0").read_text()
         assert "parameters of the model" in (folder / f"{call}1").read_text()
     check_read_apart(folder)
-    lines = (folder / "run" / "private" / "journal.jsonl").read_text().splitlines()
-    assert sum('"release"' in line for line in lines) == 15
+    assert len(releases(folder / "run")) == 15
 
 
 def check_read_apart(folder: Path) -> None:
@@ -242,57 +246,79 @@ SYSTEMS = {
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
     "two widths": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
     "updates of users": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
-    "updates of users, dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
 }
+#: 60 records in microbatches of 5 and draws of all: parts of 30 and of 15 begin and end with microbatches, so
+#: that sums are those of one process to the bit.
+SAME_BITS = {
+    "dp-sgd": lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5), **NOISE),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.5, **NOISE),
+    "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=2, **NOISE),
+    "hardened": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
+}
+#: Those that the processes of all tests train, too; the others are slow.
 QUICK = ("dp-mf", "two widths", "updates of users")
-"""Those that the processes of all tests train, too; the others are slow."""
-WHOLE_DRAWS = {"top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE)}
 
 
 def trained(name: str) -> torch.Tensor:
-    model = network(dtype=torch.float64)
-    options = {"data": records(dtype=torch.float64)}
+    model, options = network(dtype=torch.float64), {"data": records(dtype=torch.float64)}
     if name.startswith("updates of users"):
         options = updates_of_users(dtype=torch.float64)
     if name == "two widths":  # all of one process' share
         options["widths"] = [8 + (number < 25) for number in range(RECORDS)]
-    for _ in training(model, steps=6, method=(SYSTEMS | WHOLE_DRAWS)[name](), microbatch_size=5, **options):
-        pass
+    list(training(model, steps=6, method=SYSTEMS[name](), microbatch_size=5, **options))
     return parameters(model)
 
 
-def train_all(rank: int, port: int, folder: str) -> None:
-    join_group(rank, port)
-    found = {name: trained(name) for name in SYSTEMS if name not in QUICK}
-    for name in WHOLE_DRAWS:
-        try:
-            trained(name)
-        except Exception as error:
-            found[name] = str(error)
+def same_bits(name: str, is_sharded: bool = False) -> torch.Tensor:
+    model = network(dtype=torch.float64)  # float32 hides most of what rounds in sums
+    if is_sharded:
+        torch.distributed.fsdp.fully_shard(model)
+    options = {"sampling": eq.FullBatch(60, 4), "microbatch_size": 5, "hardened": name == "hardened"}
+    list(training(model, data=records(dtype=torch.float64), method=SAME_BITS[name](), **options))
+    return torch.cat([all_values(parameter).flatten() for parameter in model.parameters()])
+
+
+def train_all(rank: int, port: int, folder: str, count: int = 2) -> None:
+    join_group(rank, port, count)
+    found = {("bits", name): same_bits(name) for name in SAME_BITS}
+    found["bits", "dp-sgd", "sharded"] = same_bits("dp-sgd", True)
+    if count == 2:
+        found |= {name: trained(name) for name in SYSTEMS if name not in QUICK}
+        with pytest.raises(Exception) as caught:
+            list(training(method=eq.DCDPSGD(variant=TopShare(), **NOISE)))
+        found["top_share"] = str(caught.value)
     torch.save(found, Path(folder) / f"methods{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def by_rank(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    in_processes(train_all, folder)
-    return [torch.load(folder / f"methods{rank}.pt", weights_only=True) for rank in (0, 1)]
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_two_processes_equal_one_for_noise_over_steps_sums_of_rows_and_updates(name, two_processes):
-    check_equal(name, *(torch.load(two_processes / f"methods{r}.pt", weights_only=True) for r in (0, 1)))
+def train_by_four(rank: int, port: int, folder: str) -> None:
+    train_all(rank, port, folder, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in QUICK])
-def test_two_processes_equal_one_for_every_method(name, by_rank):
-    check_equal(name, *by_rank)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_share_the_same_microbatches_give_the_bits_of_one(tmp_path, all_methods, count):
+    if count == 4:
+        in_processes(train_by_four, tmp_path, 4)
+    found = torch.load((tmp_path if count == 4 else all_methods) / "methods0.pt")
+    for name, values in found.items():
+        assert name[0] != "bits" or torch.equal(values, same_bits(name[1])), name
 
 
-def check_equal(name, *by_rank):
-    first, second = (found[name] for found in by_rank)
+@pytest.fixture(scope="module")
+def all_methods(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    in_processes(train_all, folder)
+    return folder
+
+
+CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_equal_one_for_every_method(name, request):
+    folder = request.getfixturevalue("two_processes" if name in QUICK else "all_methods")
+    first, second = (torch.load(folder / f"methods{rank}.pt")[name] for rank in (0, 1))
     alone = trained(name)
     assert torch.equal(first, second)
     assert (first - alone).norm() / alone.norm() < 1e-10
@@ -300,9 +326,8 @@ def check_equal(name, *by_rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WHOLE_DRAWS)
-def test_rankings_of_a_whole_draw_say_that_they_need_one_process(name, by_rank):
-    assert all("in one process" in found[name] for found in by_rank)
+def test_rankings_of_a_whole_draw_say_that_they_need_one_process(all_methods):
+    assert "in one process" in torch.load(all_methods / "methods1.pt")["top_share"]
 
 
 def apart(rank: int, port: int, folder: str) -> None:

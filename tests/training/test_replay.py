@@ -102,19 +102,22 @@ def test_a_loss_follows_the_number_of_the_step(monkeypatch, tmp_path):
     def by_hand(model, batch):
         return loss(model, batch) * min(1.0, hand[0] / 3)
 
+    def begun(of_loss, **options):
+        return training(network(), loss=of_loss, steps=5, method=UNCLIPPED, **options)
+
     hand, found = [1], {}
     for replays in (False, True):
         monkeypatch.setenv("EQUIPOISE_EAGER", str(int(not replays)))
-        run = training(network(), loss=warmed, steps=5, method=UNCLIPPED)
+        run = begun(warmed)
         run.run(progress=False)
         assert run.engine.traces == replays
         found[replays] = parameters(run.model)
     assert torch.equal(found[False], found[True])
-    run = training(network(), loss=by_hand, steps=5, method=UNCLIPPED)
+    run = begun(by_hand)
     for hand[0] in range(1, 6):
         run.take_step()
     assert torch.equal(parameters(run.model), found[True])
-    run = training(network(), loss=warmed, steps=5, method=UNCLIPPED, folder=tmp_path / "cut")
+    run = begun(warmed, folder=tmp_path / "cut")
     for _ in range(2):
         run.take_step()
     run.close()

@@ -1,7 +1,6 @@
 """Several processes, one of which is killed: what was booked stays, nothing is booked or noised twice."""
 
 import functools
-import json
 import os
 import random
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 from flat_arguments import arranged
 from killed_ranks import STEPS, check_booked_once, ends, entries
-from small_problems import loss, network, records
+from small_problems import lines, loss, network, records
 
 import equipoise as eq
 from equipoise.report import RunFolderError, read_run
@@ -31,14 +30,8 @@ def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = Tr
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
     command += [str(processes), "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
-    done = subprocess.run(
-        [*command, SCRIPT, folder / "run"],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = {"env": environment, "check": False, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([*command, SCRIPT, folder / "run"], **options)
     if check:
         assert done.returncode == 0, done.stderr[-3000:]
         assert not (folder / "group-left-open").exists()
@@ -87,26 +80,22 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
     # Three steps since the checkpoint were booked. They are asked in another way: other noise, a new charge.
     assert [entry["index"] for entry in released] == list(range(STEPS))
     assert len({entry["answer"] for entry in released}) == STEPS
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1 - 3))
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1 - 3))
     assert eq.verify_run(tmp_path / "run").consistent
     assert not read_run(tmp_path / "run").is_unfinished
     ends(tmp_path, after)
-
-
-def check_killed_at(folder: Path, whole: Path, rank: int, share: float, **told: object) -> None:
-    seconds = float((whole / f"seconds{rank}").read_text())
-    launch(folder, restarts=1, KILL_RANK=rank, KILL_AFTER=share * seconds, **told)
-    check_booked_once(folder)
-    assert torch.equal(ends(folder), ends(whole))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
 @pytest.mark.parametrize("how", SHARED)
 def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, undisturbed, how, trial):
-    rng = random.Random(f"{how} {trial}")
-    check_killed_at(tmp_path, undisturbed(how), rng.randrange(2), rng.random(), **SHARED[how])
+    rng, whole = random.Random(f"{how} {trial}"), undisturbed(how)
+    rank = rng.randrange(2)
+    after = rng.random() * float((whole / f"seconds{rank}").read_text())
+    launch(tmp_path, restarts=1, KILL_RANK=rank, KILL_AFTER=after, **SHARED[how])
+    check_booked_once(tmp_path)
+    assert torch.equal(ends(tmp_path), ends(whole))
 
 
 def script(folder: Path, model=None, **options):
@@ -152,8 +141,13 @@ def test_a_start_killed_before_its_first_checkpoint_begins_anew(tmp_path):
     again = script(tmp_path / "run", **options)
     assert again.steps_done == 0
     again.run(progress=False)
-    kinds = [json.loads(line)["type"] for line in (tmp_path / "shared.jsonl").read_text().splitlines()]
-    assert kinds == ["run", "close", "run", *["release"] * 6, "close"]
+    assert [line["type"] for line in lines(tmp_path / "shared.jsonl")] == [
+        "run",
+        "close",
+        "run",
+        *["release"] * 6,
+        "close",
+    ]
 
 
 def test_releases_without_a_checkpoint_are_no_start_that_came_to_nothing(tmp_path):

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from killed_run import STEPS, start
-from small_problems import OnDemand, parameters, records, resumed, saved, training
+from small_problems import (
+    OnDemand,
+    check_named,
+    lines,
+    parameters,
+    records,
+    releases,
+    resumed,
+    saved,
+    training,
+)
 
 import equipoise as eq
 from equipoise.app.run_checks import is_finished
@@ -52,29 +62,17 @@ def kill_and_resume(folder: Path, step: int, where: str, what: str = "threshold"
 
 def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
     assert torch.equal(got, uninterrupted)
-    lines = (folder / "private" / "journal.jsonl").read_text().splitlines()
-    releases = [entry for entry in map(json.loads, lines) if entry["type"] == "release"]
-    assert [entry["index"] for entry in releases] == list(range(STEPS))  # nothing charged twice
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert releases(folder) == list(range(STEPS))  # nothing charged twice
+    assert [row["step"] for row in lines(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
 
 
 #: The host waits for a device ("read") before the draw, before the booking and after the release.
-KILLED = [
-    ("threshold", 6, "update"),
-    ("bands in slots", 9, "forward"),
-    ("updates of users", 6, "read 2"),
-    *[
-        pytest.param(*case, marks=pytest.mark.wide)
-        for case in (
-            ("bands", 6, "update"),
-            ("stages", 5, "update"),  # in the first stage; the checkpoint before is four steps back
-            ("threshold", 7, "checkpoint"),
-            ("threshold", 5, "read 1"),
-            ("updates of users, bands", 6, "update"),
-        )
-    ],
-]
+#: The host waits for a device ("read") before the draw, before the booking and after the release.
+KILLED = [("threshold", 6, "update"), ("bands in slots", 9, "forward"), ("updates of users", 6, "read 2")]
+#: In the first stage; the checkpoint before is four steps back.
+WIDE = [("stages", 5, "update"), ("threshold", 7, "checkpoint"), ("threshold", 5, "read 1")]
+WIDE += [("bands", 6, "update"), ("updates of users, bands", 6, "update")]
+KILLED += [pytest.param(*case, marks=pytest.mark.wide) for case in WIDE]
 
 
 @pytest.mark.parametrize(("what", "step", "where"), KILLED)
@@ -90,11 +88,10 @@ def test_killed_and_resumed(tmp_path, whole, what, step, where):
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
 def test_killed_at_ten_random_places(tmp_path, whole, trial):
+    """Before the last checkpoint, which comes after the last step: a later death is no interruption."""
     rng, folder = random.Random(trial), tmp_path / "run"
     where = rng.choice(["forward", "update", "checkpoint"])
-    # the last checkpoint comes after the last step: a death later than that is no interruption
-    step = rng.randrange(STEPS - 1)
-    check(folder, kill_and_resume(folder, step, where), end_of(whole("threshold")))
+    check(folder, kill_and_resume(folder, rng.randrange(STEPS - 1), where), end_of(whole("threshold")))
 
 
 def begin(folder: Path, steps: int, take: int, **options):
@@ -140,13 +137,14 @@ def test_a_run_keeps_its_microbatches(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     run = begin(tmp_path / "run", 4, 1)
     run.take_step()
-    real = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
-    with pytest.raises(CheckpointError, match="free some space"):
-        run.save_checkpoint()
-    monkeypatch.setattr(os, "fsync", real)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="free some space"):
+            run.save_checkpoint()
     run.close()
     assert not list((tmp_path / "run" / "checkpoint").glob(".*tmp"))
     resumed(tmp_path / "run").close()
@@ -157,24 +155,16 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
 
 
 def test_the_journal_is_on_the_device_before_a_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
-    run = begin(tmp_path / "run", 4, 1)
+    run, seen = begin(tmp_path / "run", 4, 1), []
     journal = (tmp_path / "run" / "private" / "journal.jsonl").stat().st_ino
-    seen = []
-    for name in ("fsync", "fdatasync"):
+
+    def noting(name, note):
         real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given: (seen.append(note(*given)), real(*given))[1])
 
-        def noted(descriptor, real=real):
-            seen.append("journal" if os.fstat(descriptor).st_ino == journal else "other")
-            real(descriptor)
-
-        monkeypatch.setattr(os, name, noted)
-    replace = os.replace
-
-    def renamed(source, target):
-        seen.append(Path(target).suffix)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", renamed)
+    for name in ("fsync", "fdatasync"):
+        noting(name, lambda file: "journal" if os.fstat(file).st_ino == journal else "other")
+    noting("replace", lambda source, target: Path(target).suffix)
     run.take_step()
     run.save_checkpoint()
     assert "journal" in seen[: seen.index(".pt")]
@@ -197,7 +187,6 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
 
 
 def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, monkeypatch):
-    """It had spoken for the last process alone: its data, and what it could try."""
     folder, sampling = tmp_path / "run", eq.FullBatch(60, 5)
     run = begin(folder, 5, 2, sampling=sampling)
     assert Assumption.SCANNED in run.statement().assumptions
@@ -212,15 +201,8 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, monkeyp
         run.take_step()
     run.close()
     resumed(folder).run(progress=False)
-    statement = json.loads((folder / "statement.json").read_text())
-    named = {Assumption.TRUSTED, Assumption.SHAPES_ALIKE, Assumption.KEEPS_NOTHING}
-    assert named <= set(statement["assumptions"])
-    assert Assumption.SCANNED not in statement["assumptions"]
-    assert eq.verify_run(folder).consistent
-    statement["assumptions"].remove(Assumption.SHAPES_ALIKE)
-    (folder / "statement.json").write_text(json.dumps(statement))
-    wrong = [finding.subject for finding in eq.verify_run(folder).findings if finding.ok is False]
-    assert "assumptions" in wrong
+    assert Assumption.SCANNED not in (folder / "statement.json").read_text()
+    check_named(folder, Assumption.TRUSTED, Assumption.SHAPES_ALIKE, Assumption.KEEPS_NOTHING)
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
@@ -234,9 +216,7 @@ def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
     assert result.finished
     assert result.steps == 5
     found = read_run(tmp_path / "run")
-    assert found.steps_in_words == "5 of 6"
-    assert found.ended_early
-    assert not found.is_unfinished
+    assert (found.steps_in_words, found.ended_early, found.is_unfinished) == ("5 of 6", True, False)
     assert is_finished(str(tmp_path / "run"))
 
 
@@ -256,14 +236,15 @@ def test_a_stop_among_steps_that_are_repeated_is_no_end(tmp_path):
 def test_what_does_not_fit_is_named(tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1)
-    with pytest.raises(ValueError, match=r"do not fit the checkpoint.*Linear"):
-        resumed(folder, model=torch.nn.Linear(12, 3))
-    with pytest.raises(ValueError, match="optimizer='Adam' differs from the optimizer='SGD'"):
-        resumed(folder, optimizer=torch.optim.Adam)
-    with pytest.raises(ValueError, match=r"noise_multiplier=0\.5"):
-        resumed(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
-    with pytest.raises(ValueError, match="method='dp-mf'"):
-        resumed(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
+    noise = {"clip_norm": 0.5, "noise_multiplier": 0.5}
+    for given, words in (
+        ({"model": torch.nn.Linear(12, 3)}, r"do not fit the checkpoint.*Linear"),
+        ({"optimizer": torch.optim.Adam}, "optimizer='Adam' differs from the optimizer='SGD'"),
+        ({"method": eq.DPSGD(**noise)}, r"noise_multiplier=0\.5"),
+        ({"method": eq.DPMF(bands=2, **noise)}, "method='dp-mf'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            resumed(folder, **given)
     with pytest.raises(FileNotFoundError, match="no run"):
         resumed(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="start_or_resume"):
@@ -306,7 +287,6 @@ def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_pat
 
 
 def test_a_run_belongs_to_one_training_at_a_time(tmp_path):
-    """In one process too: two had each counted their own releases, with proven statements of both."""
     run = begin(tmp_path / "run", 6, 2)
     with pytest.raises(RuntimeError, match="another training of this one"):
         resumed(tmp_path / "run")

@@ -46,12 +46,9 @@ def test_no_file_holds_the_key_but_its_own_and_it_goes_at_the_end(tmp_path, hard
 @pytest.mark.parametrize("ends", ["early", "resumed"])
 def test_no_file_holds_noise_after_the_end(tmp_path, ends):
     """Correlated noise is used again, so checkpoints hold it; what it hides was released."""
-    run = training(
-        sampling=eq.FixedEpochs(12, 60, 6),
-        method=eq.DPMF(bands=3, clip_norm=0.5, noise_multiplier=1.0),
-        folder=tmp_path / "run",
-        reproducible=False,
-    )
+    method = eq.DPMF(bands=3, clip_norm=0.5, noise_multiplier=1.0)
+    options = {"sampling": eq.FixedEpochs(12, 60, 6), "folder": tmp_path / "run", "reproducible": False}
+    run = training(method=method, **options)
     for done in run:
         run.save_checkpoint()
         if done.step == 4:
@@ -141,12 +138,7 @@ def test_hardened_noise_survives_a_resume(tmp_path):
 def test_a_draw_depends_on_the_parameters_and_on_what_the_method_carries(monkeypatch, asked):
     """A folder put back from an older copy that goes on otherwise draws other records, with other secrets."""
     drawn, opened = [], Ledger.open
-
-    def noting(*given):
-        drawn.append(opened(*given))
-        return drawn[-1]
-
-    monkeypatch.setattr(Ledger, "open", noting)
+    monkeypatch.setattr(Ledger, "open", lambda *given: drawn.append(opened(*given)) or drawn[-1])
 
     def second_question(change):
         run = training(method=eq.DPSGD(clip_norm=ReleasedQuantile(0.5), noise_multiplier=1.0))

@@ -1,6 +1,5 @@
 """Private training of models of which two processes hold parts, by `fully_shard` or tensor parallel."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 import sharded_ranks
 import torch
 from sharded_ranks import CASES, RESUMED, built, trained, work
+from small_problems import lines, releases
 
 import equipoise as eq
 from equipoise.distributed.checkpoint import check_parts
@@ -42,9 +42,7 @@ def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, two_processes
         model = eq.load_model(built(name, False), two_processes / name / "whole" / "model.safetensors")
         assert torch.equal(sharded_ranks.values(model), found["whole"])
     for run in (two_processes / name / "whole", two_processes / name / "left"):
-        entries = [json.loads(line) for line in (run / "private" / "journal.jsonl").read_text().splitlines()]
-        released = [entry["index"] for entry in entries if entry["type"] == "release"]
-        assert released == [*range(len(released))]
+        assert releases(run) == [*range(len(releases(run)))]
         assert eq.verify_run(run).consistent
 
 
@@ -53,17 +51,14 @@ def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, two_processes
 )
 def test_a_process_that_fails_in_a_forward_ends_the_others(name, how):
     script = Path(sharded_ranks.__file__)
-    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environment |= {"MASTER_PORT": str(free_port())}
+    environment = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, "fail", name, how],
-            env=environment | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
+    command, of_rank = [sys.executable, script, "fail", name, how], [{"RANK": "0"}, {"RANK": "1"}]
+    ranks = [subprocess.Popen(command, env=environment | own, stderr=subprocess.PIPE) for own in of_rank]
     try:
         said = [rank.communicate(timeout=200)[1].decode() for rank in ranks]
     finally:
@@ -100,10 +95,9 @@ def test_one_process_goes_on_with_the_parts_of_two(two_processes, by_rank):
     found = torch.load(two_processes / "one.pt", weights_only=True)
     # Two steps behind the checkpoint are asked in another way: new noise, a new charge, two steps fewer.
     assert found["steps"] == 4
-    lines = (two_processes / "two" / "private" / "journal.jsonl").read_text().splitlines()
-    released = [json.loads(line) for line in lines if json.loads(line)["type"] == "release"]
-    assert [entry["index"] for entry in released] == list(range(6))
-    assert len({entry["answer"] for entry in released}) == 6
+    assert releases(two_processes / "two") == list(range(6))
+    entries = lines(two_processes / "two" / "private" / "journal.jsonl")
+    assert len({entry["answer"] for entry in entries if entry["type"] == "release"}) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,18 @@
-"""Writers for experiment trackers get publishable numbers, and no times of steps."""
+"""What a run tells writers, and what a step costs: limits of benchmarks/step_path.py and host_waits.py."""
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
-from small_problems import resumed, training
+import torch
+from small_problems import network, parameters, resumed, training
+from torch import nn
 
+import equipoise as eq
+from equipoise.statements.assumptions import Assumption
 from equipoise.training import Events, TensorBoardWriter
 from equipoise.training.metrics import rewind_jsonl
 
@@ -42,7 +50,6 @@ def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
 
 
 def test_an_operator_is_told_what_happens_and_why(tmp_path):
-    """Each event once and in order, with what decides."""
     told = []
     run = training(folder=tmp_path / "run", steps=4, writers=[Events(told.append)])
     for _ in range(2):
@@ -59,3 +66,63 @@ def test_an_operator_is_told_what_happens_and_why(tmp_path):
     assert progress[-2]["evaluation.score"] == 0.5
     assert told[-1]["reason"] == "all steps"
     assert told[-1]["epsilon"] == again.statement().epsilon
+
+
+def benchmark(name, monkeypatch):
+    script = Path(__file__).parents[2] / f"benchmarks/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, script)
+    found = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, found)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_step_on_a_device_waits_and_launches_no_more_than_it_did(monkeypatch, tmp_path):
+    host_waits = benchmark("host_waits", monkeypatch)
+    waits, _, launches = host_waits.of_a_step(host_waits.REGIMES["mlp"](), tmp_path / "run")
+    assert waits.total() == host_waits.WAITS
+    assert launches <= host_waits.LAUNCHES
+
+
+def test_a_step_passes_no_more_files_and_calls_than_it_did(monkeypatch):
+    step_path = benchmark("step_path", monkeypatch)
+    calls = step_path.third_step([]).without_accounting()
+    assert len({file for file, _ in calls}) <= step_path.FILES
+    assert 100 < sum(calls.values()) <= step_path.CALLS
+
+
+#: Of a loss that holds something unseen, so that it is compared: with random numbers under 64 seeds.
+FORWARDS, RECORDS = 480, 4700
+
+
+class Shifted(nn.Module):
+    def forward(self, x):
+        return x + torch.rand(len(x), 1)
+
+
+def test_a_start_runs_the_model_no_more_often_than_it_did():
+    model = nn.Sequential(nn.Linear(4, 8), Shifted(), nn.Linear(8, 2))
+    runs: SimpleQueue[int] = SimpleQueue()  # a list would be put back
+
+    def loss(model, batch):
+        runs.put(len(batch["y"]))
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    data = {"x": torch.randn(64, 4), "y": torch.randint(0, 2, (64,))}
+    training(model, loss=loss, data=data, microbatch_size=14, sampling=eq.FullBatch(64, 10))
+    found = [runs.get() for _ in range(runs.qsize())]
+    assert len(found) <= FORWARDS, (len(found), sum(found))
+    assert sum(found) <= RECORDS, sum(found)
+
+
+@pytest.mark.slow  # a compiler runs
+def test_a_compiled_step_is_a_step(tmp_path):
+    plain, compiled = network(), network()
+    training(plain, steps=3).run(progress=False)
+    run = training(compiled, steps=3, compile=True, folder=tmp_path / "run")
+    assert run.describe().compile_seconds > 0
+    result = run.run(progress=False)
+    assert torch.allclose(parameters(compiled), parameters(plain), atol=1e-5)
+    assert Assumption.COMPILED in result.statement.assumptions
+    assert result.statement.independence["model"].startswith("proved")

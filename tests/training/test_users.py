@@ -21,12 +21,31 @@ from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
 
-OWN, MOST = range(RECORDS), 3  # a user for each record
+MOST = 3
+#: Options, an error and words of it.
+REFUSED = [
+    ({"most": None}, TypeError, "records_per_user"),
+    ({"most": 10**6}, PlanError, "rows='mean'"),
+    ({"most": 10**6, "rows": "mean"}, ValueError, "smaller cap"),
+    ({"owner": [0, 1]}, DataError, "another length"),
+    ({"owner": "nobody"}, DataError, "owner='nobody' is no column"),
+    ({"owner": [1, "1"] * (RECORDS // 2)}, DataError, "types: int, str"),
+    ({"owner": np.ma.masked_array([7] * RECORDS, [True] * RECORDS)}, DataError, "MaskedArray"),
+    ({"owner": np.array(["secret-value", None] * (RECORDS // 2), dtype=object)}, DataError, "NoneType, str"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
+def test_what_names_no_user_per_record_is_refused(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        of_users(**options)
+    assert "secret-value" not in str(caught.value)
 
 
 def of_users(most=2, owner=None, **options):
     owner = torch.arange(RECORDS) // 4 if owner is None else owner
-    return training(owner=owner, records_per_user=most, **options)
+    given = {} if most is None else {"records_per_user": most}
+    return training(owner=owner, **given, **options)
 
 
 @pytest.mark.parametrize("rows", [None, "mean"])
@@ -40,8 +59,7 @@ def test_users_of_one_record_are_the_record_level_bit_for_bit(rows):
 
 def drawn(run):
     """The records of every draw of a training."""
-    seen = []
-    used = run._setup.rows.used
+    seen, used = [], run._setup.rows.used
     run._setup.rows.used = lambda ids: (seen.append(used(ids)), seen[-1])[1]
     list(run)
     return seen
@@ -82,14 +100,12 @@ def test_a_method_that_forgets_the_unit_is_held_to_it():
 
 def test_owners_are_a_column_of_the_data():
     """Numbers, texts, or a table's digests of names; the model sees no user."""
-    seen = []
+    seen, sampling, numbers = [], eq.FullBatch(RECORDS, 2), torch.arange(RECORDS) // 4
 
     def watching(model, batch):
         seen.append(set(batch))
         return loss(model, batch)
 
-    sampling = eq.FullBatch(RECORDS, 2)
-    numbers = torch.arange(RECORDS) // 4
     digests = torch.randint(2**62, (RECORDS // 4, 2))[numbers]
     for owner in (numbers, digests):
         data = Records({**records(), "patient": owner})
@@ -103,37 +119,7 @@ def test_owners_are_a_column_of_the_data():
     assert texts.partition() == Owners(digests, Unit("user", 2)).partition()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"owner": OWN}, TypeError, "records_per_user"),
-        ({"owner": OWN, "records_per_user": 10**6}, PlanError, "rows='mean'"),
-        ({"owner": OWN, "records_per_user": 10**6, "rows": "mean"}, ValueError, "smaller cap"),
-    ],
-)
-def test_arguments_that_do_not_go_together_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        training(**options)
-
-
-@pytest.mark.parametrize(
-    ("owner", "message"),
-    [
-        ([0, 1], "another length"),
-        ("nobody", "owner='nobody' is no column"),
-        ([1, "1"] * (RECORDS // 2), "types: int, str"),
-        (np.ma.masked_array([7] * RECORDS, [True] * RECORDS), "MaskedArray"),
-        (np.array(["secret-value", None] * (RECORDS // 2), dtype=object), "types: NoneType, str"),
-    ],
-)
-def test_owners_that_name_no_user_per_record_are_refused(owner, message):
-    with pytest.raises(DataError, match=message) as caught:
-        of_users(owner=owner)
-    assert "secret-value" not in str(caught.value)
-
-
 def test_draws_of_one_size_are_refused_where_users_own_several_records():
-    """Whether a run began followed how many records the replaced user had."""
     exact = {"sampling": eq.WithoutReplacement(10, RECORDS, 4), "relation": "replace_one"}
     with pytest.raises(DataError, match="which user is there"):
         of_users(most=1, **exact)
@@ -155,9 +141,8 @@ def test_left_behind_its_checkpoint_and_resumed(rows, tmp_path):
     run.take_step()
     run.close()
     users = {"owner": owners(), "records_per_user": MOST, "rows": rows}
-    again = resumed(
-        tmp_path / "run", network(dtype=torch.float64), data=records(dtype=torch.float64), **users
-    )
+    data = records(dtype=torch.float64)
+    again = resumed(tmp_path / "run", network(dtype=torch.float64), data=data, **users)
     statement = again.run(progress=False).statement
     assert torch.equal(parameters(again.model), parameters(whole.model))
     assert (statement.unit, statement.releases[0]["used"]) == ("user", 6)
@@ -230,35 +215,25 @@ def test_two_processes_equal_one(tmp_path):
         torch.testing.assert_close(ends[0], alone, rtol=1e-10, atol=1e-12)
 
 
-def summed_rows(gradients, counts):
-    """The dense rows of records, summed over users with so many each."""
-    return torch.stack([rows.sum(0) for rows in gradients.materialise().matrix().split(counts)])
-
-
 def convolutions():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 4, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
-    )
+    layers = [nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 4, 2, padding=1), nn.Tanh(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(36, 3)).double()
 
 
 @pytest.mark.parametrize(
-    ("rows", "make"),
-    [("sum", lambda: network(dtype=torch.float64)), ("mean", lambda: convolutions().double())],
+    ("rows", "make"), [("sum", lambda: network(dtype=torch.float64)), ("mean", convolutions)]
 )
 def test_rows_of_users_are_the_dense_sums_of_their_records(rows, make):
-    counts, most = [3, 1, 4, 2], 4
-    model = make()
-    batch = records(sum(counts), dtype=torch.float64)
-    owners = Owners(
-        [user for user, count in enumerate(counts) for _ in range(count)], Unit("user", most, rows)
-    )
-    users = UserSource(RecordSource(batch), owners).take(torch.arange(len(counts)))
+    counts, most, model = torch.tensor([3, 1, 4, 2]), 4, make()
+    batch = records(10, dtype=torch.float64)
+    owners = Owners(torch.arange(4).repeat_interleave(counts).tolist(), Unit("user", most, rows))
+    users = UserSource(RecordSource(batch), owners).take(torch.arange(4))
     engine = GradientEngine(model, joined_over_users(loss, rows), users)
-    found = engine(users)
-    wanted = summed_rows(GradientEngine(model, loss, batch)(batch), counts)
+    found, single = engine(users), GradientEngine(model, loss, batch)(batch).materialise().matrix()
+    wanted = torch.stack([rows.sum(0) for rows in single.split(counts.tolist())])
     if rows == "mean":
-        wanted = wanted / torch.tensor(counts)[:, None]
+        wanted = wanted / counts[:, None]
     torch.testing.assert_close(found.materialise().matrix(), wanted, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.row_norms(), wanted.norm(dim=1), rtol=1e-6, atol=1e-9)
     weights = torch.tensor([0.5, 2.0, -1.0, 0.0], dtype=torch.float64)
@@ -275,8 +250,6 @@ def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):
                 raise OSError("secret-value")
             return super().__getitem__(i)
 
-    run = of_users(
-        4, data=Broken(records()), rows="mean", sampling=eq.FullBatch(15, 2), folder=tmp_path / "run"
-    )
-    run.run(progress=False)
+    given = {"rows": "mean", "sampling": eq.FullBatch(15, 2), "folder": tmp_path / "run"}
+    of_users(4, data=Broken(records()), **given).run(progress=False)
     assert '"batch.records_failed": 1' in (tmp_path / "run" / "private" / "diagnostics.jsonl").read_text()

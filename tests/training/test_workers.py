@@ -1,5 +1,6 @@
 """Worker processes read a draw's items ahead, and nothing else changes by them."""
 
+import functools
 import json
 import logging
 import os
@@ -46,16 +47,16 @@ def begun(data, workers, steps=4, **options):
     return training(network(dropout=0.2), data=data, steps=steps, batch=20, workers=workers, **options)
 
 
-def trained(*given, **options):
-    run = begun(*given, **options)
-    list(run)
-    return run
-
-
 def rows_of(run):
     """The private diagnostics: records, failures, losses."""
     rows = (run.folder.private / "diagnostics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(row).items() if key != "seconds"} for row in rows]
+
+
+def trained(*given, **options):
+    run = begun(*given, **options)
+    list(run)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -143,24 +144,19 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     assert run.ledger.record.used == whole.ledger.record.used
 
 
-def nobodys(kind):
-    return torch.Generator().manual_seed(0)
-
-
-def ones(kind):
-    return torch.Generator().manual_seed(1)
+def generator(kind, seed):
+    return torch.Generator().manual_seed(seed)
 
 
 def test_answers_that_nobody_took_are_not_those_of_the_next_pass():
-    parts = torch.arange(20).split(10)
-    source = RecordSource(Items(), workers=2)
+    nobodys, ones = (functools.partial(generator, seed=seed) for seed in (0, 1))
+    parts, source, plain = torch.arange(20).split(10), RecordSource(Items(), workers=2), RecordSource(Items())
     abandoned = source.ahead(parts, nobodys)
     next(abandoned)
     for _, part in zip(source.ahead(parts, ones), parts, strict=True):
         assert sorted(source._read_ahead) == part.tolist()
-        assert torch.equal(source.take(part, ones)["input"], RecordSource(Items()).take(part, ones)["input"])
-        other = source.take(part, nobodys)["input"]
-        assert torch.equal(other, RecordSource(Items()).take(part, nobodys)["input"])
+        for numbers in (ones, nobodys):
+            assert torch.equal(source.take(part, numbers)["input"], plain.take(part, numbers)["input"])
         abandoned.close()
     source.close()
 

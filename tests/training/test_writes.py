@@ -160,7 +160,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_follows_records_and_is_read_again_is_refused_by_name(case):
-    """Twice the same records show nothing of it."""
     make, own_loss, names = REFUSED[case]
     model = make()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -232,15 +231,11 @@ def weighting(model, batch):
 def start(make, own_loss, **options):
     of_module.kept = {name: make() for name in PERSONS}
     of_variable.update((name, make()) for name in PERSONS)
-    return training(
-        loss=own_loss, data=records() | {"person": torch.arange(RECORDS)}, sampling=SAMPLING, **options
-    )
+    data = records() | {"person": torch.arange(RECORDS)}
+    return training(loss=own_loss, data=data, sampling=SAMPLING, **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "own_loss"),
-    [(list, noting), (lambda: {"weight": 1.0}, weighting)],
-)
+@pytest.mark.parametrize(("make", "own_loss"), [(list, noting), (lambda: {"weight": 1.0}, weighting)])
 def test_names_of_persons_that_are_keys_of_a_dict_are_written_nowhere(tmp_path, make, own_loss):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
