@@ -14,7 +14,10 @@ import math
 
 import numpy as np
 
+from equipoise.methods import DPMF
+from equipoise.methods.base import Setting
 from equipoise.privacy import (
+    BallsInBins,
     BandedGaussian,
     Budget,
     CyclicPoisson,
@@ -33,6 +36,7 @@ from equipoise.privacy.mechanisms.toeplitz import least_error_decay
 DELTA = 1e-5
 SETTINGS = ((60_000, 1024, 1200), (60_000, 512, 2400), (50_000, 500, 2000), (50_000, 4096, 2500))
 EPSILONS = (1.0, 3.0, 8.0, 16.0)
+SHUFFLED = ((60_000, 600, 1000), (50_000, 500, 3000), (2_000, 100, 400))
 SLOTS = ((100, 10), (1160, 58), (2000, 100), (2000, 500))
 STRATEGIES = (square_root_coefficients, optimal_coefficients)
 
@@ -61,6 +65,16 @@ def in_turn(population: int, size: int, steps: int, epsilon: float) -> list[tupl
         for kind, ratios in zip(STRATEGIES, found, strict=True):
             ratios.append((z * prefix_error(coefficients(kind, bands, steps), steps) / fresh, bands))
     return [min(ratios) for ratios in found]
+
+
+def in_bins(population: int, size: int, steps: int, epsilon: float) -> float:
+    """Noise in the sums of DP-MF on shuffled epochs, relative to that on Poisson samples in turn."""
+    errors = []
+    for sampling in (BallsInBins(size, population, steps), Poisson(size, population, steps)):
+        setting = Setting(sampling=sampling, budget=Budget(epsilon, DELTA))
+        mechanism = DPMF().plan(setting).releases["gradient"].mechanism
+        errors.append(mechanism.noise_multiplier * mechanism.prefix_error(steps))
+    return errors[0] / errors[1]
 
 
 def in_slots(steps: int, draws_per_epoch: int) -> list[float]:
@@ -99,6 +113,10 @@ def main() -> None:
             (root, bands), (least, _) = in_turn(population, size, steps, epsilon)
             cells.append(f"{root:.2f} [{least:.2f}], {bands} bands")
         print(f"| {population:,}, {size:,}, {steps:,} | " + " | ".join(cells) + " |")
+    print("\nshuffled epochs in groups, relative to Poisson samples in turn, as dp-mf chooses")
+    for population, size, steps in SHUFFLED:
+        ratios = [f"{in_bins(population, size, steps, epsilon):.3f}" for epsilon in EPSILONS]
+        print(f"| {population:,}, {size:,}, {steps:,} | " + " | ".join(ratios) + " |")
     print("\nthe same slots in every epoch, relative to DP-SGD on them")
     print("| draws per epoch, T | ratio | one step |\n|---|---|---|")
     for steps, slots in SLOTS:

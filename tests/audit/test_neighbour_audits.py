@@ -62,6 +62,10 @@ ONE_RECORD = {
     "Poisson": {"sampling": eq.Poisson(20, 60, 2), "steps": 2},
     "FixedEpochs": {"sampling": eq.FixedEpochs(20, 60, 100), "hardened": True},
     "BallsInBins": {"sampling": eq.BallsInBins(20, 60, 100)},
+    "BallsInBins, dp-mf": {
+        "sampling": eq.BallsInBins(10, 60, 60),
+        "method": eq.DPMF(clip_norm=0.5, bands=2, noise_multiplier=1.0),
+    },
     "WithoutReplacement": {"sampling": eq.WithoutReplacement(20, 60, 100), **REPLACED},
     "DiceSGD": {**DICE, "sampling": eq.FullBatch(60, 2)},
     # Whitened by what left from the second step on.

@@ -56,6 +56,15 @@ def test_what_cannot_be_planned_is_refused(make, message):
         make()
 
 
+def test_shuffled_epochs_keep_their_draws_and_need_less_noise_than_groups_in_turn():
+    found = planned(ep.BallsInBins(600, 60_000, 1000), budget=ep.Budget(3.0, 1e-5))
+    sampling, z = found.sampling_of("batch"), found["gradient"].noise_multiplier
+    assert sampling == ep.BallsInBins(600, 60_000, 1000, bands=10)
+    assert found.epsilon(1e-5).value <= 3
+    groups = planned(ep.CyclicPoisson(600, 60_000, 1000, 10), budget=ep.Budget(3.0, 1e-5))
+    assert z < 0.94 * groups["gradient"].noise_multiplier
+
+
 def end_of(method, **options):
     model = network()
     run = training(method, model=model, **options)

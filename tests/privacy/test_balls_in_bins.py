@@ -1,5 +1,6 @@
 """Balls in bins: the law of an epoch against closed forms, brute force and simulation; never below them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -89,6 +90,41 @@ def test_it_never_costs_more_than_poisson_sampling_or_a_known_order(slots, delta
             event = other(10, 10 * slots, steps).event(z, steps)
             assert found <= epsilon(event, delta, cross_check=False).value * (1 + 1e-3)
         before = found
+
+
+def moved(matrix, group, bands, bins, epochs):
+    """What a record of a group adds to the whitened rows of a run, for each choice of its bins."""
+    columns = matrix.reshape(len(matrix), epochs, bins, bands)[..., group]
+    return np.stack(
+        [
+            sum(columns[:, epoch, place] for epoch, place in enumerate(places))
+            for places in itertools.product(range(bins), repeat=epochs)
+        ]
+    )
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, 0.5), (1.0, -0.6), (1.0, 1e-9)])
+def test_noise_over_two_steps_is_amplified_in_groups_of_bins(coefficients):
+    """Of who knows the group it is the simulated delta of a whole run, and of who does not a bound."""
+    z, bands, bins, epochs = 0.9, 2, 3, 2
+    count, steps = 400_000, bands * bins * epochs
+    matrix = (np.eye(steps) + coefficients[1] * np.eye(steps, k=-1)) / math.hypot(*coefficients)
+    sampling = BallsInBins(10, 60, steps, bands)
+    BandedGaussian(coefficients, z).check_sampling(sampling)
+    found = epsilon(sampling.event(z, steps), 1e-2, cross_check=False).value
+    rng = np.random.default_rng(0)
+    groups = [moved(matrix, group, bands, bins, epochs) for group in range(bands)]
+    for means, is_known in ((groups[0], True), (np.concatenate(groups), False)):
+        for sign in (1, -1):  # with the record, and without
+            noise = rng.normal(0, z, (count, steps))
+            y = noise + (means[rng.integers(len(means), size=count)] if sign == 1 else 0)
+            ratios = (y @ means.T - np.square(means).sum(1) / 2) / z**2
+            loss = sign * (special.logsumexp(ratios, axis=1) - math.log(len(means)))
+            gain = np.maximum(0.0, -np.expm1(found - loss))
+            error = 4 * gain.std() / math.sqrt(count) + 1e-4
+            assert gain.mean() < 1e-2 + error
+            if is_known and sign == 1:
+                assert gain.mean() > 1e-2 - error
 
 
 def test_what_has_no_accountant_is_refused():

@@ -33,6 +33,7 @@ SCHEMES = [
     ep.FullBatch(N, 10),
     ep.FixedEpochs(8, N, 10),
     ep.BallsInBins(8, N, 10),
+    ep.BallsInBins(8, N, 10, bands=2),
 ]
 every_scheme = pytest.mark.parametrize("sampling", SCHEMES, ids=lambda s: type(s).__name__)
 
@@ -196,6 +197,7 @@ ERRORS = [
     (lambda: ep.Poisson(1, 10**12, 1), ValueError, "population=1000000000000"),
     (lambda: ep.Poisson(1, 10, 0), ValueError, "steps"),
     (lambda: ep.CyclicPoisson(5, 10, 1, 3), ValueError, "bands"),
+    (lambda: ep.BallsInBins(5, 10, 1, bands=3), ValueError, "bands=3 holds; lower bands to at most 2"),
     (lambda: ep.WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
     (lambda: ep.WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "records=11"),
     (lambda: ep.FixedEpochs(20, 10, 1), ValueError, "batch_size=20"),
@@ -224,6 +226,26 @@ def test_fixed_epochs_deal_a_large_population_in_parts(monkeypatch):
 def test_errors_name_the_argument(action, kind, text):
     with pytest.raises(kind, match=text):
         action()
+
+
+def test_bins_of_groups_are_uniform_and_as_many_steps_apart():
+    """Each record once an epoch, always in the turn of its group, there anew; groups and bins all equal."""
+    bands, bins, epochs, records = 3, 4, 40, 600
+    sampling = ep.BallsInBins(50, records, 12 * epochs, bands)
+    drawn = torch.zeros(12 * epochs, records, dtype=torch.int64)
+    for number in range(12 * epochs):
+        drawn[number, sampling.sample(SECRETS, number, records)] += 1
+    by_epoch = drawn.unflatten(0, (epochs, bins, bands))
+    assert (by_epoch.sum((1, 2)) == 1).all()
+    group = by_epoch.sum((0, 1)).argmax(0)
+    assert (by_epoch.sum((0, 1)).max(0).values == epochs).all()
+    places = by_epoch.sum(2).argmax(1)  # epoch, record
+    for counts in (
+        group.bincount(),
+        places.flatten().bincount(),
+        (places[1:] * bins + places[:-1]).flatten().bincount(),
+    ):
+        assert stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_groups_in_turn_have_the_law_of_their_event():

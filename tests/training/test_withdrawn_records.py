@@ -25,6 +25,7 @@ SAMPLINGS = {
     "fixed epochs": (eq.FixedEpochs(20, COUNT, 2 * EPOCH), DPSGD),
     "groups": (eq.CyclicPoisson(20, COUNT, 2 * EPOCH, EPOCH), DPSGD),
     "dp-mf in slots": (eq.FixedEpochs(20, COUNT, 2 * EPOCH), DPMF),
+    "dp-mf in bins": (eq.BallsInBins(10, COUNT, 4 * EPOCH), DPMF),
     "dp-mf in groups": (eq.Poisson(10, COUNT, 2 * EPOCH), DPMF),
 }
 

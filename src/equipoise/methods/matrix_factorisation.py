@@ -12,6 +12,7 @@ with a Toeplitz strategy C of coefficients c_0, c_1, ...: b of them (`BandedGaus
 |---|---|---|
 | `Poisson` | `CyclicPoisson` with b groups | Poisson sampling at rate b q, every b-th step |
 | `CyclicPoisson` | itself | the same |
+| `BallsInBins` | itself, with b groups | epochs of as many draws as a group has |
 | `FixedEpochs` | the same, where records keep their slots | one release per epoch: no sampling is assumed |
 | `FullBatch` | itself; b = 1 unless given | the whole run's sensitivity, for b > 1 |
 | others, and subclasses of these | themselves; b = `min_separation` unless given | DP-SGD, where that is 1 |
@@ -24,7 +25,8 @@ powers of two, at most 64, with the least
 
     z(b) E(b),     E(b) = |c| (1/T sum_t |first t rows summed of C^-1|^2)^(1/2),
 
-where z(b) meets the budget and E is the root mean squared noise of the prefix sums (`prefix_error`). Each
+where z(b) meets the budget and E is the root mean squared noise of the prefix sums (`prefix_error`). Of
+shuffled epochs (`BallsInBins`) it is the divisor of their number of draws that is nearest to this. Each
 band keeps the noise of one more step, of the size of the model; `OneStep` keeps none.
 
 DP-FTRL's binary tree (Kairouz et al. 2021) is no case of it. The tree's strategy has a row per node, 2 T - 1
@@ -62,7 +64,7 @@ from equipoise.privacy.mechanisms.toeplitz import (
     optimal_coefficients,
     square_root_coefficients,
 )
-from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, Poisson, Sampling
+from equipoise.privacy.sampling import BallsInBins, CyclicPoisson, FixedEpochs, Poisson, Sampling
 
 MOST_BANDS = 64
 """The largest number of bands that is chosen by itself: each keeps one more noise of the model's size.
@@ -204,7 +206,7 @@ class DPMF(DPSGD):
 
     def plan(self, setting: Setting) -> Plan:
         found: list[tuple[float, Plan]] = []
-        for sampling, bands in self._candidates(setting.sampling):
+        for sampling, bands in self._candidates(setting):
             noise = self.strategy.noise(bands, sampling)
             try:
                 made = self.calibrated(setting, noise, sampling)
@@ -216,9 +218,9 @@ class DPMF(DPSGD):
             found.append((z * noise(z).prefix_error(setting.sampling.steps), Plan(made)))
         return min(found, key=lambda pair: pair[0])[1]
 
-    def _candidates(self, sampling: Sampling) -> Iterator[tuple[Sampling, int]]:
+    def _candidates(self, setting: Setting) -> Iterator[tuple[Sampling, int]]:
         """The draws and numbers of bands to choose from."""
-        asked = self.bands or self.strategy.bands
+        sampling, asked = setting.sampling, self.bands or self.strategy.bands
         if asked == 1:  # DP-SGD, bit for bit
             yield sampling, 1
         elif isinstance(self.strategy, OneStep):
@@ -233,7 +235,15 @@ class DPMF(DPSGD):
             most = min(math.floor(population / size), steps, MOST_BANDS)
             for bands in [asked] if asked else [2**k for k in range(most.bit_length())]:
                 yield (CyclicPoisson(size, population, steps, bands) if bands > 1 else sampling), bands
-        elif isinstance(sampling, CyclicPoisson):
+        elif type(sampling) is BallsInBins and sampling.bands == 1:
+            if asked is None:
+                alike = Poisson(sampling.batch_size, sampling.population, sampling.steps)
+                of_these = self.plan(replace(setting, sampling=alike, booked=None)).releases
+                near, draws = of_these.sampling_of("batch").min_separation, sampling.draws_per_epoch
+                divisors = [bands for bands in range(1, draws + 1) if draws % bands == 0]
+                asked = min(divisors, key=lambda bands: abs(math.log(bands / near)))
+            yield replace(sampling, bands=asked), asked
+        elif isinstance(sampling, CyclicPoisson | BallsInBins):
             yield sampling, asked or min(sampling.bands, sampling.steps)
         else:
             if type(sampling) is FixedEpochs:  # slots of a subclass are its own

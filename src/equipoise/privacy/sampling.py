@@ -48,7 +48,10 @@ takes (A. Ganesh 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling"
 **Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch
 that is assigned anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
 the assignment of the first epoch holds for all, and a record's draws are one epoch apart. Either way it
-meets one Gaussian per epoch, so the cost of fresh noise is the same.
+meets one Gaussian per epoch, so the cost of fresh noise is the same. `BallsInBins` with b bands assigns each
+record once to one of b groups, group j to the draws j, j + b, j + 2 b, ..., and in each epoch anew to one of
+those of its group: a record's draws are a multiple of b apart. Whoever knows its group sees balls in bins of
+t / b draws, of b steps each (`allocation.py`), and a divergence of mixtures is convex.
 """
 
 from __future__ import annotations
@@ -594,6 +597,7 @@ class _Epochs(Sampling):
     population: int
     steps: int
     same_slots = False
+    bands = 1
     takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -604,12 +608,12 @@ class _Epochs(Sampling):
     @property
     def draws_per_epoch(self) -> int:
         """Number of draws that together use every record once, and of which a record is in one."""
-        return max(1, round(self.population / self.batch_size))
+        return self.bands * max(1, round(self.population / self.batch_size / self.bands))
 
     @property
     def min_separation(self) -> int:
-        """The draws of an epoch where records keep their slots; 1 where every epoch assigns them anew."""
-        return self.draws_per_epoch if self.same_slots else 1
+        """The draws of an epoch where records keep their slots; else `bands`."""
+        return self.draws_per_epoch if self.same_slots else self.bands
 
     @property
     def sampling_rate(self) -> float:
@@ -637,7 +641,10 @@ class _Epochs(Sampling):
         for first in range(0, count, _DEALT_AT_ONCE):
             last = min(first + _DEALT_AT_ONCE, count)
             keys = records[first:last] if isinstance(records, torch.Tensor) else torch.arange(first, last)
-            assigned = uniform.keyed_integers(self.draws_per_epoch, keys, key)
+            assigned = uniform.keyed_integers(self.draws_per_epoch // self.bands, keys, key)
+            if self.bands > 1:
+                groups = secrets.stream_key(0, f"groups {draw.name}")
+                assigned = assigned * self.bands + uniform.keyed_integers(self.bands, keys, groups)
             found.append((assigned == slot).nonzero().flatten() + first)
         return torch.cat(found)
 
@@ -665,12 +672,14 @@ class BallsInBins(_Epochs):
 
     What shuffled epochs are to other libraries, with batches of random size and a proof (`allocation.py`). An
     epoch costs somewhat less than as many steps of Poisson sampling, and leaves no record out. Only under
-    "add_or_remove_one"; users of several records and noise over steps (dp-mf) are refused.
+    "add_or_remove_one"; users of several records are refused.
 
     Args:
         batch_size: expected records per draw, in (0, population].
         population: public number of records.
         steps: number of draws.
+        bands: over how many steps noise may go (`DPMF` sets it): records are in as many groups, which take
+            turns, and are drawn anew within theirs. An epoch has a multiple of it as its number of draws.
 
     Example:
         >>> sampling = BallsInBins(batch_size=600, population=60_000, steps=1_000)
@@ -678,14 +687,25 @@ class BallsInBins(_Epochs):
         (100, 10)
     """
 
+    bands: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.count("the number of groups", bands=self.bands)
+        super().__post_init__()
+        if self.bands * self.batch_size > self.population:
+            raise ValueError(
+                f"batch_size={self.batch_size} is more than a group of population={self.population} in "
+                f"bands={self.bands} holds; lower bands to at most {self.population // self.batch_size}"
+            )
+
     @property
     def turn_rate(self) -> float:
-        return self.sampling_rate
+        return self.bands / self.draws_per_epoch
 
     def event(self, noise_multiplier: float, count: int = 1, group: int = 1) -> dp_accounting.DpEvent:
-        if group > 1:
-            self._of_group(noise_multiplier, group)
-        one = BallsInBinsDpEvent(self.draws_per_epoch, noise_multiplier)
+        if group > 1 or self.turn_rate == 1:
+            return super().event(noise_multiplier, count, group)
+        one = BallsInBinsDpEvent(self.draws_per_epoch // self.bands, noise_multiplier)
         return dp_accounting.SelfComposedDpEvent(one, self.participations(count))
 
 

@@ -17,6 +17,11 @@ y_j, which is N(a_j, sigma^2), it is made as f_j + y_j v_j plus noise of covaria
 without knowing a_j. So all releases are post-processing of y_1 ... y_t, whose laws are P with x and Q
 without. Epochs have independent bins and compose. QED
 
+With noise over b steps the record's group is given, and a draw stands for the b whitened rows that it
+reaches, which no other draw of the group does. What a record adds to them has the direction of c times v_j
+and a length of at most 1. y_j is their part in that direction. The rest of their noise depends on neither
+y_j nor x, and each row of f_j follows the rows before.
+
 **Discretisation.** Both functions of R are convex. A discrete law that comes from that of X by splitting
 each value between the two grid points beside it, so that the mean stays, is larger in convex order, and so
 is the sum of independent such variables. So every delta computed from it is an upper bound, with an error of

@@ -28,7 +28,7 @@ composition of Gaussian mechanisms then gives one Gaussian (Denisov et al. 2022,
    the event of the sampling (`Sampling.event`), with its amplification where records are drawn at random.
    Given the earlier rows, whether the record is in draw s concerns the rows s to s + b - 1 alone, and is
    decided independently of all that came before (Choquette-Choo et al. 2023, theorem 1, for records that are
-   drawn in every b-th step only: `CyclicPoisson`).
+   drawn in every b-th step only: `CyclicPoisson`; `allocation.py` for those of `BallsInBins`).
 2. *Participations closer than that*, and all of `OneStepGaussian`, share rows. What k of them, at least m
    apart, add to a whole run has a squared length of at most `squared_sensitivity` / z^2. The run is one
    Gaussian mechanism; nothing is amplified. Draws that would be amplified by themselves are refused, by
@@ -286,8 +286,8 @@ class BandedGaussian(CorrelatedGaussian):
         bands = len(self.coefficients)
         return (
             f"at most {apart} coefficient{'s'[: apart > 1]}, or draws that are {bands} apart: "
-            f"CyclicPoisson(..., bands={bands}), or FixedEpochs(..., same_slots=True) with as many draws per "
-            "epoch"
+            f"CyclicPoisson or BallsInBins(..., bands={bands}), or FixedEpochs(..., same_slots=True) with as "
+            "many draws per epoch"
         )
 
     def noise_over_steps(
