@@ -19,11 +19,6 @@ from equipoise.data import DataSet, Records
 BASE = RunSettings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
 
 
-class MetricsLog(list):
-    def __call__(self, done: int, total: int, what: str) -> None:
-        self.append((done, total, what))
-
-
 @pytest.fixture
 def trained(monkeypatch):
     """The trainings that were really done, as (method, clip rule, rate, seed); each takes a moment."""
@@ -39,7 +34,7 @@ def trained(monkeypatch):
 
 
 @pytest.mark.wide
-def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
+def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained, monkeypatch):
     comparison = Comparison(methods="dp-sgd,auto-s", base=BASE, seeds=2, trials=2)
     real = module.write_result
 
@@ -48,30 +43,25 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
             raise KeyboardInterrupt
         real(path, content)
 
-    module.write_result = stops_after_three
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_result", stops_after_three)
         with pytest.raises(KeyboardInterrupt):
-            compare(comparison, tmp_path, MetricsLog(), print)
-    finally:
-        module.write_result = real
+            compare(comparison, tmp_path, silent, print)
     assert len(list((tmp_path / "runs").iterdir())) == 3
     trained.clear()
-    notes = MetricsLog()
-    found = compare(comparison, tmp_path, notes, print)
+    notes = []
+    found = compare(comparison, tmp_path, lambda *note: notes.append(note[:2]), print)
     # two trials and two results a method, three of them known; the notes count all
     assert len(trained) == 5
-    assert [done for done, _, _ in notes] == list(range(8))
-    assert all(total == 8 for _, total, _ in notes)
+    assert notes == [(done, 8) for done in range(8)]
     assert json.loads((tmp_path / "comparison.json").read_text()) == json.loads(json.dumps(found))
-
     trained.clear()
-    assert compare(comparison, tmp_path, MetricsLog(), print)["methods"] == found["methods"]
+    assert compare(comparison, tmp_path, silent, print)["methods"] == found["methods"]
     assert trained == []
     # one more seed trains one more run a method, and another budget all of them
-    more = Comparison(methods=comparison.methods, base=BASE, seeds=3, trials=2)
-    assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["scores"]) == 3
+    more = compare(replace(comparison, seeds=3), tmp_path, silent, print)
+    assert len(more["methods"][0]["scores"]) == 3
     assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
-
     for row in found["methods"]:
         assert row["statement"]["guarantee"] == "proven"
         assert 2.9 < row["statement"]["epsilon"] <= 3.0
@@ -81,9 +71,13 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
         assert row["statement"]["releases"][0]["sampling"]["population"] == 900
 
 
+def silent(*note):
+    """Shows no progress."""
+
+
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
-    found = compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+    found = compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, silent, print)
     assert len(trained) == 1
     assert (found["methods"][0]["trials"], found["methods"][0]["learning_rate"]) == ([], 3.0)
     assert found["population"] == 800
@@ -92,7 +86,7 @@ def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     for changes in ({"epsilon": 5.0}, {"public_records": 50}):
         other = Comparison(methods="dp-sgd", base=replace(base, **changes), seeds=1, trials=1)
         with pytest.raises(SettingsError, match=f"holds a comparison with another .*{next(iter(changes))}"):
-            compare(other, tmp_path, MetricsLog(), print)
+            compare(other, tmp_path, silent, print)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
@@ -130,20 +124,12 @@ def test_the_score_is_that_of_the_task_and_finite_whatever_is_answered(task):
         ("dp-sgd", ["dp-sgd.epsilon=8"], "all methods share"),
         ("dp-sgd,dp-sgd", [], "none twice"),
         ("", [], "at least one method"),
-        (
-            "dp-sgd",
-            ["dp-sgd.anchor=8"],
-            "method dp-sgd: --option anchor is not an option of",
-        ),
+        ("dp-sgd", ["dp-sgd.anchor=8"], "method dp-sgd: --option anchor is not an option of"),
         ("dp-sgd,far=dp-mf", ["far.bands=64"], "method far: .*bands=64"),
     ],
 )
 def test_refuses_before_training(tmp_path, trained, methods, options, words):
+    given = Comparison(methods=methods, base=BASE, option=options, seeds=1, trials=1)
     with pytest.raises(SettingsError, match=words):
-        compare(
-            Comparison(methods=methods, base=BASE, option=options, seeds=1, trials=1),
-            tmp_path,
-            MetricsLog(),
-            print,
-        )
+        compare(given, tmp_path, silent, print)
     assert trained == []

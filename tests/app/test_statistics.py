@@ -87,9 +87,10 @@ def test_a_row_moves_the_statistics_by_at_most_one(tmp_path, target, name):
 
 def fitted(model, dataset, noise=0.0, generator=None):
     """The model after its one step, by the formula of the sums."""
-    parts = parts_of(model, dataset.train.fields).double().sum(0) / dataset.population
-    parts = -parts + noise * torch.randn(len(parts), generator=generator, dtype=torch.double)
-    torch.nn.utils.vector_to_parameters(parts.float(), list(model.parameters()))
+    statistics_loss(model, dict(dataset.train.fields)).sum().backward()
+    for parameter in model.parameters():
+        drawn = noise * torch.randn(parameter.shape, generator=generator)
+        parameter.data = -parameter.grad / dataset.population + drawn
     model.noise.fill_(noise)
     return model
 
@@ -99,15 +100,11 @@ def test_without_noise_it_is_weighted_least_squares(tmp_path, name):
     dataset, _ = rows_of(tmp_path, weights=lambda n: torch.linspace(0.1, 1, n))
     dataset = prepare_data(name, dataset)
     model = fitted(build_model(name, dataset), dataset)
-    x, t, w = (
-        model.inputs(dataset.train.fields["input"]),
-        dataset.train.fields["target"],
-        dataset.train.fields["weight"],
-    )
-    root = w.sqrt()
+    fields = dataset.train.fields
+    x, t, root = model.inputs(fields["input"]), fields["target"], fields["weight"].sqrt()
     best = torch.linalg.lstsq(x.double() * root[:, None], (t * root).double()[:, None]).solution[:, 0]
     assert torch.allclose(model.coefficients(), best, atol=1e-4)
-    assert torch.allclose(model(dataset.train.fields["input"])[:, 0], (x.double() @ best).float(), atol=1e-3)
+    assert torch.allclose(model(fields["input"])[:, 0], (x.double() @ best).float(), atol=1e-3)
 
 
 def test_what_a_month_adds_is_its_coefficient(tmp_path):
@@ -145,7 +142,7 @@ def test_intervals_cover_and_a_wrong_noise_shows(name, noise):
         dataset = prepare_data(name, table_of(values).data_set("t", values, rows, rows, 3000))
         model = build_model(name, dataset)
         one = SufficientStatistics(model.design, float(model.bound), 3000, groups=model.groups)
-        model = fitted_sums(one, dataset, noise, generator)
+        model = fitted(one, dataset, noise, generator)
         covariance, degrees = model.covariance()
         reach = 1.96 if degrees > 100 else 2.262
         hits.append((model.coefficients() - truth).abs() < reach * covariance.diagonal().sqrt())
@@ -165,16 +162,6 @@ def test_rows_of_a_private_score_are_not_counted(tmp_path):
     build_training(experiment, on_disk=False).run(progress=False)
     assert isinstance(experiment.model, SufficientStatistics)
     assert float(experiment.model.sums()[0][0, 0, 0]) == pytest.approx(1200, rel=0.1)
-
-
-def fitted_sums(model, dataset, noise, generator):
-    """As `fitted`, without a row of parts for each record."""
-    statistics_loss(model, dict(dataset.train.fields)).sum().backward()
-    for parameter in model.parameters():
-        drawn = noise * torch.randn(parameter.shape, generator=generator)
-        parameter.data = -parameter.grad / dataset.population + drawn
-    model.noise.fill_(noise)
-    return model
 
 
 @pytest.mark.parametrize(
@@ -216,23 +203,15 @@ def test_sql_predicts_what_the_model_does(tmp_path, name, target, loss):
     assert ("low" in terms[0]) == (name != "logistic")
     if name == "statistics" and target == "number":  # one more year of age, two rows that differ in it alone
         (age,) = (float(row["coefficient"]) for row in terms if row["term"] == "age")
-        assert float(wanted[cells.index(["90", "1000", *cells[0][2:]])] - wanted[0]) == pytest.approx(
-            72 * age
-            + float(sum(float(r["coefficient"]) for r in terms if r["term"].startswith("ln"))) * np.log(1001),
-            rel=1e-2,
-        )
+        income = sum(float(row["coefficient"]) for row in terms if row["term"].startswith("ln"))
+        moved = float(wanted[cells.index(["90", "1000", *cells[0][2:]])] - wanted[0])
+        assert moved == pytest.approx(72 * age + income * np.log(1001), rel=1e-2)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    for words in (
-        {"loss": "huber:1"},
-        {"clip_norm": "0.1"},
-        {"method": "dp-mf"},
-        {"sampling": "poisson"},
-        {"epochs": 2.0},
-    ):
+    for name, value in (("loss", "huber:1"), ("clip_norm", "0.1"), ("method", "dp-mf"), ("epochs", 2.0)):
         with pytest.raises(SettingsError, match="takes one release"):
-            RunSettings(model="statistics", **words).check()
+            RunSettings(model="statistics", **{name: value}).check()
     settings = RunSettings(model="statistics").resolved()
     assert (settings.sampling, settings.epochs, settings.batch_size) == ("full-batch", 1, None)
     dataset, _ = rows_of(tmp_path)

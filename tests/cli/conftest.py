@@ -1,34 +1,27 @@
 """Helpers of the command-line tests: run a command in this process, with its output and exit code."""
 
+import contextlib
 import csv
+import io
 import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization as ser
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise.cli import main
 
 SCHEMA = """population = 600
 target = "buys"
 missing = [""]
-[columns.age]
-type = "number"
-low = 18
-high = 90
-[columns.town]
-type = "category"
-buckets = 4
-[columns.wage]
-type = "number"
-low = 0
-high = 100
-[columns.buys]
-type = "category"
-values = ["no", "yes"]
-[columns.member]
-type = "category"
-values = ["no", "yes"]
+[columns]
+age = {type = "number", low = 18, high = 90}
+town = {type = "category", buckets = 4}
+wage = {type = "number", low = 0, high = 100}
+buys = {type = "category", values = ["no", "yes"]}
+member = {type = "category", values = ["no", "yes"]}
 """
 
 
@@ -57,7 +50,40 @@ def equipoise(capsys, monkeypatch):
         captured = capsys.readouterr()
         return Answer(code, captured.out, captured.err)
 
+    def ok(line, *words):
+        """What a command answers that must succeed."""
+        answer = run(line, *words)
+        assert answer.code == 0, answer.err + answer.out
+        return answer
+
+    def refused(line, *words):
+        """The words of a command that must end with 2."""
+        answer = run(line, *words)
+        assert answer.code == 2, answer.err + answer.out
+        return answer.err
+
+    run.ok, run.refused = ok, refused
     return run
+
+
+def quietly(line):
+    """The JSON answer of a command that must succeed, for fixtures of more than one test."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert main(line.split()) == 0
+    return json.loads(out.getvalue())
+
+
+def write_key(folder, name="key", form=ser.PrivateFormat.PKCS8, password=None):
+    """An issuer's key in a file and the public one beside it: (key, public)."""
+    key, public = Ed25519PrivateKey.generate(), folder / f"{name}.pub"
+    lock = ser.BestAvailableEncryption(password) if password else ser.NoEncryption()
+    (folder / name).write_bytes(key.private_bytes(ser.Encoding.PEM, form, lock))
+    openssh, pem = ser.PublicFormat.OpenSSH, ser.PublicFormat.SubjectPublicKeyInfo
+    is_openssh = form is ser.PrivateFormat.OpenSSH
+    forms = (ser.Encoding.OpenSSH, openssh) if is_openssh else (ser.Encoding.PEM, pem)
+    public.write_bytes(key.public_key().public_bytes(*forms))
+    return folder / name, public
 
 
 def write_rows(path, count, seed):
@@ -83,17 +109,34 @@ def people(tmp_path_factory):
     return folder / "people.csv"
 
 
+PATIENTS = """population = 600
+target = "buys"
+[columns]
+wage = {type = "number", low = 0, high = 100}
+patient = {type = "number", low = 0, high = 1000}
+buys = {type = "category", values = ["no", "yes"]}
+"""
+
+
+def write_patients(path, count, owners=None):
+    """Rows of users: three each, or those named; a schema beside it."""
+    owners = owners or [i // 3 for i in range(count)]
+    rows = zip(np.random.default_rng(0).uniform(0, 100, count), owners, strict=True)
+    lines = [f"{wage:.2f},{owner},{['no', 'yes'][int(wage > 50)]}" for wage, owner in rows]
+    path.write_text("\n".join(["wage,patient,buys", *lines]))
+    path.with_suffix(".schema.toml").write_text(PATIENTS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def patients(tmp_path_factory):
+    """600 rows of 200 patients; not to be changed."""
+    return write_patients(tmp_path_factory.mktemp("users") / "patients.csv", 600)
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A small finished run on digits, shared by the tests that only read it: (folder, JSON answer)."""
-    import contextlib
-    import io
-
     folder = tmp_path_factory.mktemp("runs") / "small"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = main(
-            f"train --data digits --epochs 6 --noise-multiplier 2 --seed 3 --run-dir {folder} --json".split()
-        )
-    assert code == 0
-    return folder, json.loads(out.getvalue())
+    words = "train --data digits --epochs 6 --noise-multiplier 2 --seed 3 --json --run-dir"
+    return folder, quietly(f"{words} {folder}")

@@ -14,6 +14,7 @@ from equipoise.training import Users
 
 SCHEMA = """target = "y"
 missing = ["", "-1"]
+columns.y = {type = "number", low = 0, high = 1}
 [columns.age]
 type = "number"
 low = "FILL IN"   # the least
@@ -22,10 +23,6 @@ high = "FILL IN"
 type = "number"
 low = 0
 high = "FILL IN"
-[columns.y]
-type = "number"
-low = 0
-high = 1
 """
 
 
@@ -48,19 +45,16 @@ def test_ranges_are_filled_in_and_booked(equipoise, table, tmp_path):
     assert "no population is stated" in missing.value["error"]
     assert not ledger.exists()
     (tmp_path / "t.schema.toml").write_text(f"population = 4200\n{SCHEMA}")
-    found = equipoise("schema ranges", table, *words)
-    assert found.code == 0, found.err
+    found = equipoise.ok("schema ranges", table, *words)
     assert found.value["ranges"] == {"age": [20, 100], "in come": [0, 1000]}
     columns = read_schema(tmp_path / "t.schema.toml")["columns"]
     assert (columns["age"]["low"], columns["age"]["high"], columns["in come"]["low"]) == (20, 100, 0)
     assert columns["in come"]["high"] == 1000
     assert "leaves no range" in equipoise("schema ranges", table, *words).value["error"]
     data = ("--data", table, "--test-share", "0.2", "--run-dir", run)
-    trained = equipoise("train --model statistics --epsilon 2 --delta 1e-5 --json --ledger", ledger, *data)
-    assert trained.code == 0, trained.err
-    plans = [
-        line["plan"] for line in map(json.loads, ledger.read_text().splitlines()) if line["type"] == "run"
-    ]
+    equipoise.ok("train --model statistics --epsilon 2 --delta 1e-5 --json --ledger", ledger, *data)
+    lines = map(json.loads, ledger.read_text().splitlines())
+    plans = [line["plan"] for line in lines if line["type"] == "run"]
     assert len(plans) == 2
     assert equipoise("verify --json", run, "--ledger", ledger).code == 0
     multipliers = [plan["releases"][0]["mechanism"]["noise_multiplier"] for plan in plans]
@@ -157,9 +151,6 @@ def test_ranges_of_users_and_of_rows_do_not_share_a_journal(equipoise, table, tm
     assert equipoise("schema ranges", table, *words).value["ranges"]["in come"] == [0, 1000]
     named = "--unit user --owner who --records-per-user 3 --user-rows mean --population 1400"
     train = "train --model statistics --test-share 0.2 --epsilon 9 --delta 1e-5 --run-dir"
-    trained = equipoise(f"{train} {tmp_path / 'run'} {named} --data", table, *ledger)
-    assert trained.code == 0, trained.err
-    assert (
-        "for one user, this one for one record"
-        in (equipoise(f"{train} {tmp_path / 'other'} --data", table, *ledger).value["error"])
-    )
+    equipoise.ok(f"{train} {tmp_path / 'run'} {named} --data", table, *ledger)
+    other = equipoise(f"{train} {tmp_path / 'other'} --data", table, *ledger)
+    assert "for one user, this one for one record" in other.value["error"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization as ser
@@ -11,10 +13,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import equipoise as eq
+from equipoise.cli import CRASHED, main
+from equipoise.cli.verify_command import read_key
 from equipoise.privacy import Journal, PrivateSearch
 from equipoise.report import RunFolderError, write_report
 from equipoise.statements import charge_search, statement_from_journal
 from equipoise.statements.assumptions import always
+from equipoise.statements.sign import KeyFileError, read_signature, sign_files, signing_key
+from tests.cli.conftest import write_key
 
 
 @pytest.fixture
@@ -23,21 +29,9 @@ def run(trained, tmp_path):
     return shutil.copytree(trained[0], tmp_path / "run")
 
 
-def write_keys(folder, form=ser.PrivateFormat.PKCS8, password=None):
-    key = Ed25519PrivateKey.generate()
-    lock = ser.BestAvailableEncryption(password) if password else ser.NoEncryption()
-    (folder / "key").write_bytes(key.private_bytes(ser.Encoding.PEM, form, lock))
-    public = key.public_key().public_bytes
-    if form is ser.PrivateFormat.OpenSSH:
-        (folder / "public").write_bytes(public(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH))
-    else:
-        (folder / "public").write_bytes(public(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo))
-    return folder / "key", folder / "public"
-
-
 @pytest.fixture
 def keys(tmp_path):
-    return write_keys(tmp_path)
+    return write_key(tmp_path)
 
 
 def edit(path, **changes):
@@ -55,8 +49,7 @@ def wrong_in(found):
 
 
 def test_a_run_is_consistent_for_its_keeper_and_for_a_stranger(run, equipoise, tmp_path):
-    found = equipoise("verify", run, "--json")
-    assert found.code == 0
+    found = equipoise.ok("verify", run, "--json")
     assert found.value["consistent"]
     assert found.value["with_journal"]
     assert found.value["signer"] is None
@@ -71,27 +64,21 @@ def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
     found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
     assert found.code == 1
     assert wrong_in(found.value) == ["epsilon", "metrics"]
-    refused = equipoise("report", run, "--json")
-    assert refused.code == 2
-    assert "not consistent, so no page was made. epsilon: " in refused.value["error"]
-    for name in ("statement.json", "report.html"):
-        assert (
-            f"Give the folder that it lies in: {run}"
-            in equipoise("verify", run / name, "--json").value["error"]
-        )
+    assert "not consistent, so no page was made. epsilon: " in equipoise.refused("report", run, "--json")
+    file = equipoise("verify", run / "statement.json", "--json").value["error"]
+    assert f"Give the folder that it lies in: {run}" in file
     assert "NOT CONSISTENT" in equipoise("verify", run).out
-    assert equipoise("sign", run, "--key", write_keys(tmp_path)[0], "--json").code == 2
+    assert equipoise("sign", run, "--key", write_key(tmp_path)[0], "--json").code == 2
 
 
 @pytest.mark.parametrize("form", [ser.PrivateFormat.PKCS8, ser.PrivateFormat.OpenSSH])
 def test_a_signed_run(run, equipoise, tmp_path, form):
-    key, public = write_keys(tmp_path, form)
-    signed = equipoise("sign", run, "--key", key, "--json")
-    assert signed.code == 0
+    key, public = write_key(tmp_path, form=form)
+    signed = equipoise.ok("sign", run, "--key", key, "--json")
     found = equipoise("verify", run, "--key", public, "--json")
     assert (found.code, found.value["signer"]) == (0, signed.value["signer"])
     (tmp_path / "other").mkdir()
-    _, other = write_keys(tmp_path / "other")
+    _, other = write_key(tmp_path / "other")
     assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == ["signature"]
     (run / "model.safetensors").rename(tmp_path / "model")
     shutil.copy(tmp_path / "other" / "key", run / "model.safetensors")
@@ -126,43 +113,30 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
 
 
-def change_config(run, change):
+def without(run, key):
     values = json.loads((run / "config.json").read_text())
-    change(values)
-    (run / "config.json").write_text(json.dumps(values))
+    (run / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != key}))
     write_report(run)
 
 
 SKIPPED = {
     "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
-    "no settings": lambda run: change_config(run, lambda c: c.pop("settings")),
-    "no plan": lambda run: change_config(run, lambda c: c.pop("plan")),
+    "no settings": lambda run: without(run, "settings"),
+    "no plan": lambda run: without(run, "plan"),
 }
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("what", SKIPPED)
 def test_a_check_that_was_skipped_is_told(run, equipoise, what):
     before = equipoise("verify", run, "--json").value["not_checked"]
     assert not [line for line in before if what in line]
     SKIPPED[what](run)
-    found = equipoise("verify", run, "--json")
-    assert found.code == 0
+    found = equipoise.ok("verify", run, "--json")
     assert [line for line in found.value["not_checked"] if what in line]
     assert "Not checked: " in equipoise("verify", run).out
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl"])
-def test_every_signed_file_is_held_to_its_hash(run, equipoise, keys, name):
-    equipoise("sign", run, "--key", keys[0])
-    with (run / name).open("ab") as file:
-        file.write(b"\n")
-    found = equipoise("verify", run, "--key", keys[1], "--json")
-    assert found.code == 1
-    assert name in next(f["detail"] for f in found.value["findings"] if f["subject"] == "files")
-
-
-def test_an_edited_signature_file_is_caught(run, equipoise, keys):
+def test_an_edited_signature_or_signed_file_is_caught(run, equipoise, keys):
     equipoise("sign", run, "--key", keys[0])
     made = json.loads((run / "statement.sig.json").read_text())
     for changes in (
@@ -175,22 +149,32 @@ def test_an_edited_signature_file_is_caught(run, equipoise, keys):
     ):
         edit(run / "statement.sig.json", **{**made, **changes})
         assert equipoise("verify", run, "--key", keys[1], "--json").code == 1, changes
+    edit(run / "statement.sig.json", **made)
+    for name in ("model.safetensors", "metrics.jsonl"):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole + b"\n")
+        found = equipoise("verify", run, "--key", keys[1], "--json")
+        assert found.code == 1
+        assert name in next(f["detail"] for f in found.value["findings"] if f["subject"] == "files")
+        (run / name).write_bytes(whole)
 
 
 def test_keys_that_cannot_be_used(run, equipoise, tmp_path, monkeypatch):
-    missing = equipoise("sign", run, "--json").value["error"]
-    assert "--key is missing" in missing
-    assert f"equipoise sign {run} --key key.pem" in missing
-    missing = equipoise("sign", run, "--key", tmp_path / "no", "--json").value["error"]
-    assert "the path of a file" in missing  # it does not repeat what may be the key itself
+    def refused(*words):
+        found = equipoise("sign", run, "--json", *words)
+        assert found.code == 2
+        return found.value["error"]
+
+    assert f"equipoise sign {run} --key key.pem" in refused()
+    assert "the path of a file" in refused("--key", tmp_path / "no")  # it repeats no key
     (tmp_path / "wrong").write_text("no key at all")
-    assert "openssl" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]
+    assert "openssl" in refused("--key", tmp_path / "wrong")
     other = X25519PrivateKey.generate()
     content = other.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
     (tmp_path / "wrong").write_bytes(content)
-    assert "Ed25519" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]
+    assert "Ed25519" in refused("--key", tmp_path / "wrong")
     assert equipoise("verify", run, "--key", tmp_path / "wrong", "--json").code == 2
-    key, _ = write_keys(tmp_path, password=b"secret")
+    key, _ = write_key(tmp_path, password=b"secret")
     for word, code in (("secret", 0), ("false", 2)):
         monkeypatch.setattr("typer.prompt", lambda *_, word=word, **__: word)
         assert equipoise("sign", run, "--key", key, "--json").code == code
@@ -223,3 +207,52 @@ def test_a_journal_elsewhere(run, equipoise, tmp_path):
     (tmp_path / "shared").unlink()
     assert "not there any more" in equipoise("verify", run, "--json").value["error"]
     assert equipoise("verify", run, "--ledger", tmp_path / "none", "--json").code == 2
+
+
+def test_a_crash_has_a_code_of_its_own(monkeypatch, capsys):
+    def broken(*_: object, **__: object) -> None:
+        raise ImportError("no torch")
+
+    monkeypatch.setattr("equipoise.statements.verify_run", broken)
+    assert main(["verify", "."]) == CRASHED
+    assert CRASHED not in (0, 1, 2, 130)
+    assert "no torch" in capsys.readouterr().err
+
+
+def test_keys_and_passwords_come_from_the_environment_and_rotate(tmp_path, keys, monkeypatch):
+    """A locked key in a variable signs without a prompt; a file of two keys verifies either's signature."""
+    old, new = signing_key(keys[0]), Ed25519PrivateKey.generate()
+    closed = ser.BestAvailableEncryption(b"secret")
+    locked = new.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, closed)
+    monkeypatch.setenv("KEY", locked.decode())
+    (tmp_path / "password").write_text("secret\n")
+    assert read_key("env:KEY", str(tmp_path / "password")).private_bytes_raw() == new.private_bytes_raw()
+    with pytest.raises(KeyFileError, match="assword"):
+        read_key("env:KEY", "env:KEY")
+    for source in (locked.decode(), "env:WRONGPW77", "WRONGPW77"):  # the secret in the place of its name
+        with pytest.raises(KeyFileError) as caught:
+            read_key(source, None)
+        assert "WRONGPW77" not in str(caught.value)
+        assert "BEGIN" not in str(caught.value)
+    pem = old.public_key().public_bytes(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo)
+    line = new.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH)
+    (tmp_path / "both").write_bytes(pem + b"\n" + line)
+    for given, wanted in (("both", [True, True, False]), (None, [None, None, None])):
+        found = []
+        for one in (old, new, Ed25519PrivateKey.generate()):
+            (tmp_path / "s.json").write_text(sign_files(one, tmp_path, ["password"]).to_json())
+            public = None if given is None else tmp_path / given
+            found.append(read_signature(tmp_path / "s.json", public)[1][0].ok)
+        assert found == wanted
+
+
+def test_signing_reads_its_key_once(tmp_path, keys, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=lambda: pipe.write_bytes(keys[0].read_bytes()), daemon=True).start()
+    taken = []
+    monkeypatch.setattr("equipoise.app.run_checks.is_federation", lambda folder: False)
+    monkeypatch.setattr("equipoise.statements.sign_run", lambda run, key, **_: taken.append(key) or made)
+    made = sign_files(signing_key(keys[0]), tmp_path, ["key"])
+    assert main(["sign", str(tmp_path), "--key", str(pipe)]) == 0
+    assert taken[0].private_bytes_raw() == signing_key(keys[0]).private_bytes_raw()

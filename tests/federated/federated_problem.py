@@ -57,6 +57,16 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
     return Client(model, loss_function, **arranged(method=method, **(defaults | options)))
 
 
+def central(method: Any, sampling: Any, **options: Any) -> tuple[eq.PrivateTraining, dict[str, Tensor]]:
+    """A finished training of the same method in one process, on the records of client 0, and its model."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    given = {"loss": loss, "data": records(), "sampling": sampling, "method": method, **options}
+    training = eq.PrivateTraining(model, optimizer, run=eq.Run(reproducible=True), **given)
+    training.run(progress=False)
+    return training, {name: p.detach() for name, p in model.named_parameters()}
+
+
 def follower(clip_norm: float = 0.5, round_length: int = LOCAL_STEPS, **options: Any) -> ServerRMS:
     """The client's half of a radius that the server sets."""
     return ServerRMS(clip_norm, round_length=round_length, **(NOISE | options))
@@ -67,26 +77,20 @@ def adaptive(clients: int = 3, clip_norm: float = 0.5, **rule: Any) -> AdaptDPFe
     return AdaptDPFedAvg(RMSRadius(clip_norm, **rule), rounds=ROUNDS, clients=clients)
 
 
-def train(
-    one: Any,
-    number: Any,
-    params: Any,
-    clip_norm: Any = None,
-    control: Any = None,
-    square_limit: Any = None,
-) -> Reply:
-    """The client's reply to a request for its local steps; of a reply, its parameters are sent."""
-    extras = {"clip_norm": clip_norm, "control": control, "square_limit": square_limit}
+def sent(number: Any, params: Any, kind: str = "train", **extras: Any) -> Request:
+    """A request with those extras that are not None; of a reply, its parameters are sent."""
     given = {name: value for name, value in extras.items() if value is not None}
-    sent = params.params if isinstance(params, Reply) else params
-    return one.answer(Request(number, sent, given))
+    return Request(number, params.params if isinstance(params, Reply) else params, given, kind)
+
+
+def train(one: Any, number: Any, params: Any, clip_norm: Any = None, **extras: Any) -> Reply:
+    """The client's reply to a request for its local steps."""
+    return one.answer(sent(number, params, clip_norm=clip_norm, **extras))
 
 
 def ask(one: Any, number: Any, params: Any, square_limit: Any) -> float:
     """The mean square that the client reports to a query."""
-    sent = params.params if isinstance(params, Reply) else params
-    given = {} if square_limit is None else {"square_limit": square_limit}
-    return one.answer(Request(number, sent, given, "query")).reports[SQUARES]
+    return one.answer(sent(number, params, "query", square_limit=square_limit)).reports[SQUARES]
 
 
 def charges(one: Client) -> int:

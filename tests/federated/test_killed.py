@@ -184,21 +184,3 @@ def test_the_server_process_is_killed(tmp_path, begin, when):
         process.kill()
         process.join()
     assert [charges(opened(tmp_path, p)) for p in range(CLIENTS)] == [WHOLE] * CLIENTS
-
-
-def test_a_servers_folder_goes_on_and_stays_with_its_training(tmp_path):
-    def clients():
-        return [client(follower(), p) for p in range(CLIENTS)]
-
-    folder, both = tmp_path / "server", clients()
-    whole = simulate(adaptive(CLIENTS), clients(), start(), ROUNDS)
-    simulate(adaptive(CLIENTS), both, start(), 1, folder=folder)
-    seen = []
-    found = simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, on_round=seen.append)
-    assert same(found.params, whole.params)
-    assert [done.number for done in seen] == [2, 3]
-    assert found.rounds == whole.rounds
-    with pytest.raises(ValueError, match="holds rounds under"):
-        simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, seed=1)
-    with pytest.raises(ValueError, match=r"now model="):
-        simulate(adaptive(CLIENTS), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, client, loss, network, records, same, start
+from federated_problem import LOCAL_STEPS, charges, client, loss, network, records, same, start
 
 import equipoise as eq
 from equipoise.federated import simulate
@@ -60,6 +60,10 @@ def test_an_entry_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, g
         assert one.statement().guarantee == "proven"
         assert 0 < one.epsilon() <= 8
         assert one.rounds_left == 0
+        of_others = 2 * name.endswith(("adaptdp-fedavg", "ADAPTDP")) + (name == "fedavg:dp-c4")  # an anchor
+        assert charges(one) == 2 * LOCAL_STEPS + of_others
+        public = any("20 records are public" in text for text in one.method.assumptions())
+        assert public is find_federated(name).needs_public
     strategy, clients = federation(name, recipe, **given)
     simulate(strategy, clients, start(), 1, folder=tmp_path)
     another, _ = federation(name, recipe, **given)

@@ -1,21 +1,65 @@
-"""A query through a method around `ServerRMS`: what it asks follows from the client's state alone."""
+"""Federated baselines beside the library, around its clients."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 
 import pytest
-from federated_problem import LOCAL_STEPS, ask, charges, client, loss, network, records, same, start, train
+import torch
+from federated_problem import (
+    LOCAL_STEPS,
+    ROUNDS,
+    ask,
+    charges,
+    client,
+    loss,
+    network,
+    records,
+    same,
+    start,
+    train,
+)
 
-from baselines.averaged_iterate import AveragedIterate
-from baselines.fedlrs import FedLRS
+import equipoise as eq
+from baselines.averaged_iterate import AveragedIterate, IterateAverage
 from baselines.fedprox import Proximal
 from baselines.moon import Moon, MoonLoss
 from baselines.projected_upload import ProjectedUpload
 from baselines.scaffold import Scaffold
-from equipoise.federated import RoundSubspace, ServerRMS
+from equipoise.federated import FedAvg, Reply, Request, RoundSubspace, ServerRMS, simulate
+from equipoise.methods.named_tensors import copied
 
-ROUNDS, LIMIT = 3, 25.0
+
+@dataclass(frozen=True, kw_only=True)
+class Noting(eq.DPSGD):
+    """DP-SGD that notes where its steps began."""
+
+    points: list = field(default_factory=list)
+
+    def step(self, context, state):
+        self.points.append(copied(context.params))
+        return super().step(context, state)
+
+
+@pytest.mark.wide
+def test_it_is_the_mean_over_steps_clients_and_rounds():
+    methods = [Noting(clip_norm=0.5, noise_multiplier=1.0) for _ in range(2)]
+    clients = [client(AveragedIterate(method), p) for p, method in enumerate(methods)]
+    for method in methods:
+        method.points.clear()  # of the checks before the start
+    server = IterateAverage(FedAvg(0.25))
+    found = simulate(server, clients, start(), ROUNDS)
+    points = [point for method in methods for point in method.points]
+    assert len(points) == 2 * ROUNDS * LOCAL_STEPS
+    for name, value in found.output.items():
+        torch.testing.assert_close(value, torch.stack([point[name] for point in points]).mean(0))
+    plain = simulate(FedAvg(0.25), [client(method, p) for p, method in enumerate(methods)], start(), ROUNDS)
+    assert same(found.params, plain.params)
+    assert server.refusal(Request(1, start()), Reply(start())) is not None  # a client without its mean
+
+
+LIMIT = 25.0
 
 
 def follower():
@@ -42,7 +86,6 @@ AROUND = {
     "proximal": lambda: (Proximal(follower(), 0.1), loss),
     "scaffold": lambda: (Scaffold(follower(), local_steps=LOCAL_STEPS, learning_rate=0.3), loss),
     "moon": contrastive,  # slow, and so none of the few
-    "fedlrs": lambda: (FedLRS(follower(), bound=0.1, share=0.3), loss),
     "projected upload": lambda: (ProjectedUpload(follower(), directions()), loss),
     "averaged iterate": lambda: (AveragedIterate(follower()), loss),
     "moon inside": inside,
