@@ -475,22 +475,16 @@ def targets() -> tuple[Target, ...]:
     settings = json.dumps(asdict(RunSettings(data="digits", epsilon=3.0).resolved())).encode()
     request, reply = (mutated_tree(tree, [*HOSTILE, *TENSORS]) for tree in (GOOD_REQUEST, GOOD_REPLY))
     form = ["true", "[columns.age]", "low = nan", "inf"]
-    run, lines = ("run folder", _look), (finished_run, mutated_lines)
-    federation, published = "federation", "published federation"
+    run, federation, published = "run folder", "federation", "published federation"
     return (
         of_folder("resume", "config.json", resume, 900, begun_run),
         Target("resume: checkpoint", _checkpoints(), _sealed, 1300, good_checkpoint),
         Target("settings.json", mutated_json([settings]), _run_settings, 800, settings),
-        *(
-            of_folder(run[0], name, run[1], share, *folder)
-            for name, share, *folder in (
-                ("statement.json", 900, finished_run),
-                ("config.json", 300, finished_run),
-                ("metrics.jsonl", 300, *lines),
-                ("statement.sig.json", 400, finished_run),
-                ("private/journal.jsonl", 700, *lines),
-            )
-        ),
+        of_folder(run, "statement.json", _look, 900, finished_run),
+        of_folder(run, "config.json", _look, 300, finished_run),
+        of_folder(run, "metrics.jsonl", _look, 300, finished_run, mutated_lines),
+        of_folder(run, "statement.sig.json", _look, 400, finished_run),
+        of_folder(run, "private/journal.jsonl", _look, 700, finished_run, mutated_lines),
         of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], lambda p: idx.read_idx(p, 3), 500),
         of_data("csv", "x.csv", [CSV], lambda p: schema.read_rows(p, FORM), 400, ["yes", "a", "#", "?"]),
         of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),

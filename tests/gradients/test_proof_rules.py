@@ -99,29 +99,26 @@ def of_schema(operation: Any, shapes: Sequence[T]) -> list[Any]:
 
 
 def elementwise_samples(name: str) -> list[list[Any]]:
+    x, wide = t(3, 6, 2), t(6, 2)
     special = {
-        "where.self": [[marks(3, 6, 2), t(6, 2), t(3, 1, 2)], [marks(3, 1, 1), t(3, 6, 2), t()]],
-        "masked_fill.Scalar": [[t(3, 6, 2), marks(3, 1, 2), 0.5], [t(3, 2), marks(3, 2), 0.0]],
-        "masked_fill.Tensor": [[t(3, 6, 2), marks(3, 1, 2), t()]],
-        "clamp": [[t(3, 6, 2), -0.5, 0.5]],
-        "clip": [[t(3, 6, 2), -0.5, 0.5]],
-        "polar": [[t(3, 6, 2), t(3, 6, 2)]],
-        "complex": [[t(3, 6, 2), t(3, 6, 2)]],
-        "ldexp.Tensor": [[t(3, 6, 2), whole(5, 3, 1, 2)]],
-        "normal.Tensor_float": [[t(3, 6, 2), 0.5]],
+        "where.self": [[marks(3, 6, 2), wide, t(3, 1, 2)], [marks(3, 1, 1), x, t()]],
+        "masked_fill.Scalar": [[x, marks(3, 1, 2), 0.5], [t(3, 2), marks(3, 2), 0.0]],
+        "masked_fill.Tensor": [[x, marks(3, 1, 2), t()]],
+        **alike([[x, -0.5, 0.5]], "clamp", "clip"),
+        **alike([[x, x]], "polar", "complex", "gelu_backward"),
+        **alike([[x, x, x]], "_prelu_kernel_backward", "log_sigmoid_backward"),
+        "clamp.Tensor": [[x, x, None], [x, None, wide]],
+        "ldexp.Tensor": [[x, whole(5, 3, 1, 2)]],
+        "normal.Tensor_float": [[x, 0.5]],
         "normal.float_Tensor": [[0.5, shares(3, 6, 2)]],
-        "normal.Tensor_Tensor": [[t(3, 6, 2), shares(3, 6, 2)]],
-        "fake_quantize_per_tensor_affine_cachemask": [[t(3, 6, 2), 0.1, 0, -5, 5]],
-        "div.Tensor_mode": [[t(3, 6, 2), t(6, 2)]],
+        "normal.Tensor_Tensor": [[x, shares(3, 6, 2)]],
+        "fake_quantize_per_tensor_affine_cachemask": [[x, 0.1, 0, -5, 5]],
+        "div.Tensor_mode": [[x, wide]],
         "bernoulli": [[shares(3, 6, 2)]],
-        "native_dropout": [[t(3, 6, 2), 0.5, True]],
-        "native_dropout_backward": [[t(3, 6, 2), marks(3, 6, 2), 2.0]],
-        "_prelu_kernel_backward": [[t(3, 6, 2), t(3, 6, 2), t(3, 6, 2)]],
-        "_prelu_kernel": [[t(3, 6, 2), t(1, 6, 1)]],
-        "gelu_backward": [[t(3, 6, 2), t(3, 6, 2)]],
-        "elu_backward": [[t(3, 6, 2), 1.0, 1.0, 1.0, False, t(3, 6, 2)]],
-        "log_sigmoid_backward": [[t(3, 6, 2), t(3, 6, 2), t(3, 6, 2)]],
-        "clamp.Tensor": [[t(3, 6, 2), t(3, 6, 2), None], [t(3, 6, 2), None, t(6, 2)]],
+        "native_dropout": [[x, 0.5, True]],
+        "native_dropout_backward": [[x, marks(3, 6, 2), 2.0]],
+        "_prelu_kernel": [[x, t(1, 6, 1)]],
+        "elu_backward": [[x, 1.0, 1.0, 1.0, False, x]],
     }
     if name in special:
         return special[name]
@@ -131,8 +128,8 @@ def elementwise_samples(name: str) -> list[list[Any]]:
         args = of_schema(operation, [whole(7, 3, 6, 2), whole(7, 3, 1, 2)])
         return [[2 if arg == 0.7 else arg for arg in args]]
     if tensors == 1 or "_backward" in name:
-        return [of_schema(operation, [t(3, 6, 2)])]
-    return [of_schema(operation, shapes) for shapes in ([t(3, 6, 2), t(6, 2)], [t(3, 1, 2), t(6, 1)])]
+        return [of_schema(operation, [x])]
+    return [of_schema(operation, shapes) for shapes in ([x, wide], [t(3, 1, 2), t(6, 1)])]
 
 
 def resolved(name: str) -> Any:
@@ -168,12 +165,8 @@ def images() -> dict[str, list[list[Any]]]:
         for kind in ("upsample_nearest#", "_upsample_nearest_exact#"):
             found[kind.replace("#", f"{n}d")] = [[whole_one, [8] * n]]
             found[kind.replace("#", f"{n}d_backward")] = [[double, [8] * n, sizes]]
-        linear = {
-            1: ["linear#"],
-            2: ["bilinear#", "bicubic#", "bilinear#_aa", "bicubic#_aa"],
-            3: ["trilinear#"],
-        }
-        for kind in linear[n]:
+        plane = ["bilinear#", "bicubic#", "bilinear#_aa", "bicubic#_aa"]
+        for kind in {1: ["linear#"], 2: plane, 3: ["trilinear#"]}[n]:
             name = "_" * ("aa" in kind) + "upsample_" + kind.replace("#", f"{n}d")
             found[name] = [[whole_one, [8] * n, False]]
             found[f"{name}_backward"] = [[double, [8] * n, sizes, False]]
@@ -438,24 +431,17 @@ for _table in (SAMPLES, OF_CUDA):  # another version of PyTorch may lack some
     for _name in [name for name in _table if not hasattr(aten, name.partition(".")[0])]:
         del _table[_name]
 KEYWORDS = {
-    "div.Tensor_mode": {"rounding_mode": "floor"},
-    "sort.stable": {"stable": True, "dim": 1},
-    "_to_copy": {"dtype": torch.float64},
-    "std.correction": {"correction": 1},
-    "var.correction": {"keepdim": True},
-    "aminmax": {"dim": 1},
-    "linalg_cross": {"dim": -1},
-    "div.Scalar_mode": {"rounding_mode": "floor"},
-    "round.decimals": {"decimals": 1},
-    "linalg_solve_triangular": {"upper": True},
+    "div.Tensor_mode": {"rounding_mode": "floor"}, "div.Scalar_mode": {"rounding_mode": "floor"},
+    "sort.stable": {"stable": True, "dim": 1}, "_to_copy": {"dtype": torch.float64}, "aminmax": {"dim": 1},
+    "std.correction": {"correction": 1}, "var.correction": {"keepdim": True}, "linalg_cross": {"dim": -1},
+    "round.decimals": {"decimals": 1}, "linalg_solve_triangular": {"upper": True},
 }  # fmt: skip
 
 #: What is drawn anew differs between calls, unless the generator starts alike.
 RANDOM = {
     "rand", "randn", "rand_like", "randn_like", "randint", "randint.low", "randint_like",
     "randint_like.low_dtype", "bernoulli", "bernoulli.p", "uniform", "exponential", "normal_functional",
-    "normal.Tensor_Tensor",
-    "normal.Tensor_float", "normal.float_Tensor", "native_dropout", "multinomial",
+    "normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", "native_dropout", "multinomial",
 }  # fmt: skip
 UNSET = {"empty.memory_format", "empty_like", "new_empty", "new_empty_strided"}
 
@@ -497,9 +483,8 @@ def value(spec: Any, kind: Any, number: int, records: Sequence[tuple[int, str]])
     if isinstance(kind, ByRecord):
         (dim, outer, places), size = kind.axis, base.shape[kind.axis.dim]
         owner, entry = place(size, kind.axis, kind.first), torch.arange(size)
-        within = (
-            entry // (size // outer) * places + entry % places
-        )  # where a record has it, whatever its own place
+        # where a record has it, whatever its own place
+        within = entry // (size // outer) * places + entry % places
         sizes = tuple(outer * places if d == dim else n for d, n in enumerate(base.shape))
         for record, (seed, poison) in enumerate(records):
             own = made(spec._replace(shape=sizes), (number, seed), poison).index_select(dim, within)
@@ -531,14 +516,7 @@ def specs(args: Any) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, (T, Numbers))]
 
 
-def claimed(
-    operation: Any,
-    args: Any,
-    kwargs: Any,
-    kinds: Sequence[Any],
-    values: Sequence[Tensor],
-    results: Sequence[Any],
-) -> list[Any]:
+def claimed(operation: Any, args: Any, kwargs: Any, kinds: Any, values: Any, results: Any) -> list[Any]:
     """What the table says of one operation."""
     graph = fx.Graph()
     held = []
@@ -561,38 +539,28 @@ def claimed(
 def choices(spec: Any, linear: bool) -> list[Any]:
     if isinstance(spec, Numbers):
         return [Public(counts=0, step=spec.step)]
-    axes = sorted(every_axis(spec.shape, RECORDS))
-    some = [
-        ByRecord(axis, first)
-        for axis in sorted(every_axis(spec.shape, 2))
-        if axis.outer == 1
-        for first in (0, 1)
-    ]
+    axes, two = (sorted(every_axis(spec.shape, count)) for count in (RECORDS, 2))
+    some = [ByRecord(axis, first) for axis in two if axis.outer == 1 for first in (0, 1)]
     sums = [Sum(Fault(True, "", ""))] if linear and spec.high <= 0 else []
     return [Public(), *sums, *map(ByRecord, axes), *some, *(Public(frozenset([axis])) for axis in axes)]
 
 
 def likely(held: Sequence[Any], chosen: random.Random, most: int) -> list[list[Any]]:
     """Operands of some number of dimensions have the same axis, the others are public."""
+
+    def kinds_of(spec: Any, dim: int, least: int) -> list[Any]:
+        if isinstance(spec, Numbers):
+            return [Public(counts=0, step=spec.step)]
+        if not dim < len(spec.shape) >= least or spec.shape[dim] % RECORDS:
+            return [Public()]
+        axis = Axis(dim, 1, spec.shape[dim] // RECORDS)
+        return [ByRecord(axis), Public(frozenset([axis]))]
+
     found = []
     for dim, least in itertools.product(range(3), range(1, 4)):
-        axes = [
-            Axis(dim, 1, spec.shape[dim] // RECORDS)
-            if dim < len(spec.shape) >= least
-            and spec.shape[dim] % RECORDS == 0
-            and not isinstance(spec, Numbers)
-            else None
-            for spec in held
-        ]
-        usual = [Public(counts=0, step=s.step) if isinstance(s, Numbers) else Public() for s in held]
-        own = [
-            [p] if axis is None else [ByRecord(axis), Public(frozenset([axis]))]
-            for axis, p in zip(axes, usual, strict=True)
-        ]
-        found += [
-            [kinds[0] for kinds in own],
-            *([chosen.choice(kinds) for kinds in own] for _ in range(most // 4)),
-        ]
+        own = [kinds_of(spec, dim, least) for spec in held]
+        found += [[kinds[0] for kinds in own]]
+        found += [[chosen.choice(kinds) for kinds in own] for _ in range(most // 4)]
     return found
 
 
