@@ -178,18 +178,6 @@ def test_views_are_averaged_before_the_clip():
     torch.testing.assert_close(model.weight.detach(), before)
 
 
-def test_describe_spends_nothing():
-    model = network()
-    run = training(model, steps=7)
-    before = parameters(model).clone()
-    found = run.describe()
-    assert torch.equal(parameters(model), before)
-    assert (found.steps, found.parameters) == (7, sum(p.numel() for p in model.parameters()))
-    assert found.noise_multipliers == {"gradient": 1.0}
-    assert run.ledger.releases_left == {"batch": 7}
-    assert run.ledger.journal.entries()[-1].kind == "run"
-
-
 def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     folder = tmp_path / "run"
     run = training(steps=4, folder=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
