@@ -82,11 +82,35 @@ def test_a_signed_run(run, equipoise, tmp_path, form):
     assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == ["signature"]
     (run / "model.safetensors").rename(tmp_path / "model")
     shutil.copy(tmp_path / "other" / "key", run / "model.safetensors")
-    assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == ["signature", "files"]
+    assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == [
+        "model", "signature", "files",
+    ]  # fmt: skip
     (tmp_path / "model").rename(run / "model.safetensors")
     (run / "statement.sig.json").unlink()
     assert equipoise("verify", run, "--key", public, "--json").code == 1, "a signature left out"
     assert equipoise("verify", run, "--json").code == 0
+
+
+def test_the_model_of_another_run_is_caught(run, equipoise, tmp_path, keys):
+    other = tmp_path / "other"
+    train = ("train", "--data", "digits", "--epochs", 0.1, "--epsilon", 3, "--run-dir", other)
+    equipoise.ok(*train, "--json")
+    shutil.copy(other / "model.safetensors", run / "model.safetensors")
+    assert wrong_in(equipoise("verify", run, "--json").value) == ["model"]
+    assert "model.safetensors is that of another run" in equipoise.refused(
+        "sign", run, "--key", keys[0], "--json"
+    )
+
+
+def test_what_nobody_signed_is_listed(run, equipoise, keys):
+    def unsigned():
+        return [
+            line for line in equipoise.ok("verify", run, "--json").value["not_checked"] if "unsigned" in line
+        ]
+
+    assert "the scores, report.html" in unsigned()[0]
+    equipoise.ok("sign", run, "--key", keys[0])
+    assert not unsigned()
 
 
 def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, equipoise, keys):

@@ -41,8 +41,9 @@ What is checked, here and in `recompute`, `consistency` and `verify`:
   the statement must name its public records. With these the plan may have fewer steps. What else the file
   holds, such as seed, optimizer, `experiment` and options of the method, is compared with nothing, and
   listed as not checked.
-- **Page.** `report.html` is not compared; a signature covers it, and a page that nobody signed is marked
-  `?`.
+- **Model, scores and page.** `model.safetensors` must name the statement's run. What it holds, the scores in
+  `metrics.jsonl` and `report.html` are compared with nothing; a signature covers them, and without one they
+  are marked `?`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ STATEMENT, SIGNATURE, CONFIG, METRICS = (
     "config.json",
     "metrics.jsonl",
 )
-PAGE = "report.html"
-SIGNED_RUN_FILES = (STATEMENT, "model.safetensors", CONFIG, METRICS, PAGE)
+MODEL, PAGE = "model.safetensors", "report.html"
+SIGNED_RUN_FILES = (STATEMENT, MODEL, CONFIG, METRICS, PAGE)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Verification:
         width = max(len(one.subject) for one in self.findings)
         rows = [f"{marks[one.ok]:5}{one.subject:{width}}  {one.detail}" for one in self.findings]
         word = "consistent" if self.consistent else "NOT CONSISTENT"
-        verdict = f"The statement is {word} with {'the journal' if self.with_journal else basis}."
+        verdict = f"The statement is {word} with {'the journal' if self.with_journal else basis}"
+        verdict += "." if self.signer else ", and nobody signed it."
         if [one.subject for one in self.findings if one.ok is False] == ["signature"]:
             verdict = "The signature is missing or wrong; all else is consistent."
         rows += ["", verdict + self.rest]
@@ -142,9 +143,11 @@ def verify_run(
     findings += check_assumptions(statement, config)
     findings += _check_metrics(folder / METRICS, statement, config)
     signature, found = _check_signature(folder, journal, statement, public_key)
-    is_signed = signature is not None and PAGE in signature.files
-    if (folder / PAGE).is_file() and not is_signed:
-        found.append(Finding("page", None, f"nobody signed {PAGE}, and it is not compared"))
+    found = _check_model(folder / MODEL, statement) + found
+    words = {MODEL: f"what {MODEL} holds", METRICS: "the scores", PAGE: PAGE}
+    signed = () if signature is None else signature.files
+    if unsigned := [word for name, word in words.items() if (folder / name).is_file() and name not in signed]:
+        found.append(Finding("unsigned", None, f"nobody signed {', '.join(unsigned)}: compared with nothing"))
     return Verification(
         run_dir=str(run_dir),
         with_journal=journal is not None,
@@ -365,6 +368,7 @@ def _check_signature(
     return signature, findings
 
 
+_LARGEST_HEAD = 10**8  # bytes that safetensors reads at most
 _COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
 
 
@@ -396,6 +400,21 @@ def _check_metrics(path: Path, statement: Mapping[str, Any], config: Mapping[str
         return check_metrics(statement, config, each_row(path)) if path.is_file() else []
     except (*MALFORMED, OSError) as error:
         return [Finding("metrics", False, f"it is not what this library writes ({message(error)})")]
+
+
+def _check_model(path: Path, statement: Mapping[str, Any]) -> list[Finding]:
+    """Whether the model's file names the run of the statement in its head."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open("rb") as file:
+            size = min(int.from_bytes(file.read(8), "little"), _LARGEST_HEAD)
+            run = json.loads(file.read(size))["__metadata__"]["run"]
+    except (*MALFORMED, OSError) as error:
+        return [Finding("model", False, f"{path.name} names no run ({message(error)})")]
+    if run != statement.get("run"):
+        return [Finding("model", False, f"{path.name} is that of another run")]
+    return [Finding("model", True, f"{path.name} names this run")]
 
 
 def _read_statement(folder: Path) -> dict[str, Any]:
