@@ -1,7 +1,5 @@
 """Comparisons: equal trials, equal budgets, one file a run, and nothing done twice."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -88,20 +88,17 @@ def test_models_map_inputs_to_logits_record_by_record_and_start_by_the_seed(name
     assert all(torch.equal(first[k], other[k]) for k in first) != is_random
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset", "message"),
-    [
+def test_unsuitable_models_are_refused() -> None:
+    for name, dataset, message in (
         ("cnn-tahn", images(1, 28), "Known: mlp-tanh, cnn-tanh"),
         ("cnn-tanh", images(1, 8), "at least 14"),
         ("cnn-cifar", table(), "images"),
         ("hashed-words", images(1, 8), "token ids"),
         ("logistic", texts(), "hashed-words"),
         ("additive", table(), "declares as numbers"),
-    ],
-)
-def test_unsuitable_models_are_refused(name: str, dataset: DataSet, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_model(name, dataset)
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_model(name, dataset)
 
 
 ODD_TEXTS = (
@@ -148,6 +145,7 @@ def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    torch.nn.init.constant_(net.bias, numpy.random.rand())\n"
         "    return net\n"
         "def bad(dataset):\n    return 7\n"
+        "def alone():\n    return 7\n"
     )
     monkeypatch.chdir(tmp_path)
     model = build_model("my_models_for_test:good", table(), seed=5)
@@ -156,6 +154,8 @@ def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(model.bias, again.bias)  # NumPy's numbers follow the seed too
     with pytest.raises(TypeError, match="returned a int"):
         build_model("my_models_for_test:bad", table())
+    with pytest.raises(TypeError, match="cannot be called with the data set"):
+        build_model("my_models_for_test:alone", table())
     assert extractor_of("my_models_for_test:good", table()) is None
     assert str(tmp_path) not in sys.path
 

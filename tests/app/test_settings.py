@@ -1,7 +1,5 @@
 """Settings: defaults, how records are drawn, losses, and the noise of a run beside others in one journal."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

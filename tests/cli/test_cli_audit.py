@@ -1,7 +1,5 @@
 """`equipoise audit`: methods, neighbours, runs, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`calibrate`, `check`, `compare`, `export` and `methods`; and folders that cannot be used."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import json
@@ -40,23 +38,6 @@ def test_epochs_instead_of_steps(equipoise, epochs, steps):
         f"calibrate --population 1000 --batch-size 100 --epochs {epochs} --noise-multiplier 4 --json"
     )
     assert found.value["steps"] == steps
-
-
-def test_table_for_people(equipoise):
-    found = equipoise.ok("calibrate --population 1000 --batch-size 1000 --steps 10 --noise-multiplier 20")
-    # a batch of four times the population does not exist, so the table has two columns
-    assert "250" in found.out
-    assert "4,000" not in found.out
-    assert "noise multiplier 20.00  gives  epsilon" in found.out
-
-
-@pytest.mark.parametrize(
-    ("population", "given", "delta"),
-    [(60_000, "", 1e-5), (200_000, "", 1e-7), (10**8, "", 1e-9), (200_000, "--delta 1e-6", 1e-6)],
-)
-def test_delta_follows_the_population(equipoise, population, given, delta):
-    command = f"calibrate --batch-size 256 --steps 10 --noise-multiplier 2 --json --population {population}"
-    assert equipoise(command, *given.split()).value["delta"] == delta
 
 
 MODELS = """

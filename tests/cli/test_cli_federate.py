@@ -1,7 +1,5 @@
 """equipoise federate: several owners from one command, its report, and going on after a kill."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -170,9 +168,6 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
     said = equipoise("verify", copied).out
     assert said.count("consistent with its journal") == 3
     assert "The federation is consistent: 3 clients" in said
-    values = json.loads((copied / "federation.json").read_text())
-    (copied / "federation.json").write_text(json.dumps({**values, "epsilon": 0.1}))
-    assert equipoise("verify", copied).code == 1
     statement = copied / "clients" / "001" / "statement.json"
     statement.write_text(json.dumps({**json.loads(statement.read_text()), "epsilon": 0.5}))
     answer = equipoise("verify", copied)

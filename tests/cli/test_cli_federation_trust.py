@@ -1,7 +1,5 @@
 """verify and sign of a federation: edits of its headline are caught, by comparison or signature."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -297,6 +295,8 @@ def test_the_statements_of_sites_become_one_report(consortium, tmp_path, equipoi
     page = (place / "server" / "report.html").read_text()
     assert all(f"site-{number}" in page for number in range(3))
     assert "one record or user at one client" in page
+    signatures = sorted((place / "server" / "clients").glob("*/statement.sig.json"))
+    assert [path.parent.name for path in signatures] == ["000", "001"]
     assert equipoise("verify", place / "server").code == 0
     equipoise("sign", place / "server", "--key", write_key(place, "own")[0])
     pem = [(place / f"{name}.pub").read_bytes() for name in ("key-0", "key-1", "own")]

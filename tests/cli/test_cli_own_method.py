@@ -1,7 +1,5 @@
 """Code from outside the library: a method by its path or by an installed package, data, a model."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -126,39 +126,6 @@ def test_run_folder_in_use_is_refused(trained, equipoise):
     assert (folder / "statement.json").read_bytes() == before
 
 
-OWN = """
-from equipoise.data import load
-from torch import nn
-
-def records(folder=None):
-    return load("digits")
-
-def without_parameter():
-    return nn.Linear(5, 2)
-
-def not_a_model(dataset):
-    return 3
-
-def not_data():
-    return [1, 2]
-"""
-
-
-def test_own_data_and_model_that_are_none(equipoise, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_records.py").write_text(OWN)
-    words = "train --noise-multiplier 1 --population 1437"
-    for given, said in (
-        (
-            "--data own_records:records --model own_records:without_parameter",
-            "cannot be called",
-        ),
-        ("--data own_records:records --model own_records:not_a_model", "torch.nn.Module"),
-        ("--data own_records:not_data", "DataSet"),
-    ):
-        assert said in equipoise.refused(f"{words} {given}")
-
-
 def test_a_private_score_keeps_the_best_step(equipoise, tmp_path):
     folder = tmp_path / "run"
     words = "train --data digits --epochs 8 --epsilon 4 --private-validation 0.2 --score calibration:6 --json"

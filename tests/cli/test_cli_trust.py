@@ -1,7 +1,5 @@
 """verify, sign, search: what a data owner and a stranger can tell of a real run folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A small problem for clients: three clouds, sixty records a client, a tanh network in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -104,3 +102,18 @@ def same(a: Any, b: Any) -> bool:
         return a.reports == b.reports and same(a.params, b.params)
     a, b = (x.params if isinstance(x, Reply) else x for x in (a, b))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def away(one: Client, kind: str, number: int, *, after: bool = False) -> Client:
+    """The same client, away when it is asked for this in this round; `after` it has done the work."""
+    answer = one.answer
+
+    def missing(request: Request) -> Reply:
+        if (request.kind, request.round) != (kind, number):
+            return answer(request)
+        if after:
+            answer(request)
+        raise TimeoutError("too slow")
+
+    one.answer = missing  # type: ignore[method-assign]
+    return one

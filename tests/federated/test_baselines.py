@@ -1,7 +1,5 @@
 """Federated baselines beside the library, around its clients."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 

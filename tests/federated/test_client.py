@@ -1,7 +1,5 @@
 """A client: its ledger holds what left, whatever the server does and whenever the process dies."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The federated methods: each trains through the clients' ledgers, at the price of its gradients."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Users whose records stay at Flower's nodes: as in one process, and no row follows another user."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -291,16 +289,12 @@ def test_what_a_module_writes_into_a_buffer_ends_with_the_users_update():
 
 
 def test_nodes_are_in_the_modes_of_the_server():
-    node, model = Node(make=network_with_dropout), network(0.5)
-    found = []
+    node, model, plain = Node(make=network_with_dropout), network(0.5), rows(over_flower()[1], [5, 7])
+    assert not torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
     for module in (model, model[2]):
         module.eval()
-        found.append(rows(over_flower(node)[1], [5, 7], model))
+        assert torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
         model.train()
-    plain = rows(over_flower()[1], [5, 7])
-    assert torch.equal(found[0], plain)
-    assert torch.equal(found[1], plain)
-    assert not torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
 
 
 def test_a_run_that_ended_in_a_step_goes_on(tmp_path):

@@ -1,7 +1,5 @@
 """A server that tries everything: what it learns stays within each client's plan, whatever it asks."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -4,8 +4,6 @@ Every client is a process of its own behind a socket, the server another. The tr
 every ledger holds each noise draw once, and the model is the one of an undisturbed training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

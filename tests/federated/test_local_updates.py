@@ -1,7 +1,5 @@
 """Updates of users as gradient rows: user-level federated learning is a private training like any other."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Partitions: disjoint, as skewed as they say, the same for the same seed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

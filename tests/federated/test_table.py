@@ -1,7 +1,5 @@
 """Every entry of the table trains: its two halves fit together, and its server goes on after a restart."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federated_problem import LOCAL_STEPS, charges, client, loss, network, records, same, start
