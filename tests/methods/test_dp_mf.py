@@ -13,6 +13,7 @@ from equipoise import privacy as ep
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import GivenCoefficients, NoiseStages, OneStep
 from equipoise.methods.base import Setting
+from equipoise.methods.matrix_factorisation import _groups_of
 from equipoise.privacy import gaussian_epsilon
 from equipoise.testing.checks import noise_scale
 from equipoise.testing.designs import AUDITS
@@ -63,6 +64,17 @@ def test_shuffled_epochs_keep_their_draws_and_need_less_noise_than_groups_in_tur
     assert found.epsilon(1e-5).value <= 3
     groups = planned(ep.CyclicPoisson(600, 60_000, 1000, 10), budget=ep.Budget(3.0, 1e-5))
     assert z < 0.94 * groups["gradient"].noise_multiplier
+
+
+@pytest.mark.parametrize("batch", [*range(100, 1500, 71), 40_000])
+def test_groups_of_shuffled_epochs_are_drawn_at_random_and_leave_their_number(batch):
+    """Of any number of draws, primes too: each group has two bins or more, and the run as many epochs."""
+    given = ep.BallsInBins(batch, 60_000, 1000)
+    for bands in _groups_of(given):
+        made = replace(given, bands=bands)
+        assert bands == 1 or made.turn_rate <= 0.5
+        assert made.participations(1000) <= given.participations(1000)
+        assert made.expected_size == pytest.approx(given.expected_size, rel=0.12)
 
 
 def end_of(method, **options):

@@ -152,6 +152,13 @@ def test_the_statement_says_that_shapes_follow_no_record(collate, lengths):
     assert Assumption.SHAPES_FOLLOW not in assumptions
 
 
+def test_the_statement_says_that_widths_are_those_of_the_records_drawn():
+    """Also where the few that were tried at the start have one width."""
+    run = started(Mean(), loss_of(True), collate=partial(padded, width=WIDTH), widths=[8] * 120)
+    assert Assumption.SHAPES_FOLLOW in run.statement().assumptions
+    assert Assumption.SHAPES_ALIKE not in run.statement().assumptions
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3), 1), ((2, 3, 4), 1), ((2, 4, 3), -1)])
 def test_padding_is_behind_the_records_up_to_the_last_length(shape, axis):
     collate = PadTo(lambda items: {"x": torch.ones(shape), "y": 1}, (2, 5), {"x": 7}, axis)

@@ -26,8 +26,9 @@ powers of two, at most 64, with the least
     z(b) E(b),     E(b) = |c| (1/T sum_t |first t rows summed of C^-1|^2)^(1/2),
 
 where z(b) meets the budget and E is the root mean squared noise of the prefix sums (`prefix_error`). Of
-shuffled epochs (`BallsInBins`) it is the divisor of their number of draws that is nearest to this. Each
-band keeps the noise of one more step, of the size of the model; `OneStep` keeps none.
+shuffled epochs (`BallsInBins`) it is the one nearest to this that leaves the number of epochs as it is, and
+that of their draws within a tenth. Each band keeps the noise of one more step, of the size of the model;
+`OneStep` keeps none.
 
 DP-FTRL's binary tree (Kairouz et al. 2021) is no case of it. The tree's strategy has a row per node, 2 T - 1
 for T steps, and which nodes a step is in depends on its number: it is neither square nor Toeplitz. It has
@@ -71,6 +72,10 @@ MOST_BANDS = 64
 
 A choice: more bands take memory, and may cancel more noise over steps; whoever wants more gives `bands`.
 """
+
+
+MOST_ROUNDED = 0.1
+"""Share by which groups may change how many draws an epoch has. A choice: the batch size changes with it."""
 
 
 class NoiseStrategy(Option, ABC):
@@ -239,9 +244,8 @@ class DPMF(DPSGD):
             if asked is None:
                 alike = Poisson(sampling.batch_size, sampling.population, sampling.steps)
                 of_these = self.plan(replace(setting, sampling=alike, booked=None)).releases
-                near, draws = of_these.sampling_of("batch").min_separation, sampling.draws_per_epoch
-                divisors = [bands for bands in range(1, draws + 1) if draws % bands == 0]
-                asked = min(divisors, key=lambda bands: abs(math.log(bands / near)))
+                near = of_these.sampling_of("batch").min_separation
+                asked = min(_groups_of(sampling), key=lambda bands: abs(math.log(bands / near)))
             yield replace(sampling, bands=asked), asked
         elif isinstance(sampling, CyclicPoisson | BallsInBins):
             yield sampling, asked or min(sampling.bands, sampling.steps)
@@ -257,3 +261,19 @@ class DPMF(DPSGD):
                     + (", which is dp-sgd" if apart == 1 else "")
                 )
             yield sampling, asked or min(apart, sampling.steps, MOST_BANDS)
+
+
+def _groups_of(sampling: BallsInBins) -> list[int]:
+    """Numbers of bands under which an epoch has about as many draws, and each group at least two.
+
+    >>> _groups_of(BallsInBins(100, 2_000, 400))
+    [1, 2, 3, 4, 5, 7, 10]
+    """
+    draws, epochs = sampling.draws_per_epoch, sampling.participations(sampling.steps)
+    found = [1]
+    for bands in range(2, min(draws // 2, sampling.steps, MOST_BANDS) + 1):
+        made = replace(sampling, bands=bands)
+        is_near = abs(made.draws_per_epoch - draws) <= MOST_ROUNDED * draws
+        if is_near and made.participations(sampling.steps) <= epochs:
+            found.append(bands)
+    return found

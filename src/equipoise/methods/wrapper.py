@@ -46,6 +46,10 @@ class MethodWrapper(Method):
     def forward_only(self) -> bool:  # type: ignore[override]
         return self.inner.forward_only
 
+    @property
+    def is_whole_step(self) -> bool:  # type: ignore[override]
+        return self.inner.is_whole_step
+
     def plan(self, setting: Setting) -> Plan:
         return self.inner.plan(setting)
 

@@ -87,7 +87,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
             ]
             for one in values["clients"]
         ],
-        assumptions=values.get("assumptions", []),
+        assumptions=[("By the statements of the clients", values.get("assumptions", []))],
         absences=_absences(values),
         configuration=[(readable(name), lines_of(value)) for name, value in settings.items()],
         command=str(values["command"]),

@@ -27,7 +27,11 @@ from equipoise.report.phrases import (
 )
 
 GUARANTEE_BANNERS = {
-    "proven": ("proven", "good", "It is proved that all that was published keeps within this ε."),
+    "proven": (
+        "proven",
+        "good",
+        "It is proved that all that was released of the training records keeps within this ε.",
+    ),
     "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),
     "none": ("none", "bad", "At least one step of this run has no privacy proof."),
 }
@@ -114,7 +118,7 @@ def guarantee_figure(
     """The headline figure of what may be claimed."""
     word, tone, why = GUARANTEE_BANNERS.get(guarantee, GUARANTEE_BANNERS["none"])
     if guarantee != "none" and (condition := condition_in_words(independence or {})):
-        tone, why = "mid", f"All that was published keeps within this ε{condition}."
+        tone, why = "mid", f"All that was released of the training records keeps within this ε{condition}."
     if not private:
         word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
     return figure("Guarantee", word, why, tone=tone)

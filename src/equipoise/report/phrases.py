@@ -95,13 +95,13 @@ def promise_in_words(
     """The definition, with the run's figures and what they rest on (`condition_in_words`).
 
     >>> promise_in_words(1.0, 1e-5, "replace_one")[:67]
-    'Everything this run published is (1.000, 1e-5)-differentially priva'
+    'What was released of the training records is (1.000, 1e-5)-differen'
     """
     change = "replacing" if relation.startswith("replace") else "adding or removing"
     figures = f"({rounded_up(epsilon)}, {plain(delta)})"
     doubt = " A factor this large promises nothing in practice." if epsilon > _HUGE else ""
     return (
-        f"Everything this run published is {figures}-differentially private{condition}: "
+        f"What was released of the training records is {figures}-differentially private{condition}: "
         f"{change} any one training {unit} changes the probability of any outcome at most by the factor "
         f"{factor_in_words(epsilon)}, apart from an exception of probability at most {plain(delta)}.{doubt}"
     )

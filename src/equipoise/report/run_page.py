@@ -44,6 +44,7 @@ from equipoise.report.phrases import (
     unit_in_words,
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
+from equipoise.statements.assumptions import by_reader
 
 
 def write_report(folder: PathLike) -> Path:
@@ -93,6 +94,7 @@ def render_page(run: Run) -> str:
             charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement, unit),
+            assumptions=by_reader(lines_of(run.statement.get("assumptions"))),
             unit=unit,
             configuration=_configuration_rows(details),
             command=str(run.config.get("command", "")),
@@ -202,8 +204,8 @@ def _statement_rows(run: Run) -> list[tuple[str, list[str]]]:
         "epsilons": [f"{rounded_up(row['epsilon'])} at {plain(row['delta'])}" for row in epsilons],
         "versions": [f"{n} {text_of(v)}" for n, v in versions.items()],
     }
-    # the table of releases shows these three, or what they come to
-    hidden = ("releases", "sampling", "unproven")
+    # shown by the table of releases, or what they come to, and by who is to check them
+    hidden = ("releases", "sampling", "unproven", "assumptions")
     rows = [(key, lines_of(value)) for key, value in statement.items() if key not in hidden]
     return [(titles.get(key, readable(key)), lines) for key, lines in rows if lines]
 

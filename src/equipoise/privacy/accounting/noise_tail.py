@@ -36,7 +36,7 @@ It follows from the bits of a radius in `noise.streams`. Above what noise reache
 """
 
 PAIRS = 2.0**30
-"""Of noise in one release, at most: two billion released numbers.
+"""Of noise in one release (over b steps: in b of them), at most: two billion released numbers.
 
 A choice that nothing checks: of a release of more numbers the tail's part of delta may be too small, by their
 ratio at most.

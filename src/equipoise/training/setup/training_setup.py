@@ -380,7 +380,7 @@ def _try(
         backend=backend,
     )
     backend.note(lambda: rows.of_public_alone([None], public_randomness(seed, "order")))
-    is_seen = source.is_scanned
+    is_seen, shapes_follow = source.is_scanned, pipeline.shapes_follow or source.widths is not None
     holds = {
         Assumption.SCANNED: is_seen,
         Assumption.TRUSTED: not is_seen,
@@ -392,8 +392,8 @@ def _try(
         Assumption.SHARED_NUMBERS: rows.random_places,
         Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
         Assumption.KEEPS_NOTHING: engine.runs_model,
-        Assumption.SHAPES_ALIKE: not (is_seen or pipeline.shapes_follow),
-        Assumption.SHAPES_FOLLOW: not is_seen and pipeline.shapes_follow,
+        Assumption.SHAPES_ALIKE: not (is_seen or shapes_follow),
+        Assumption.SHAPES_FOLLOW: not is_seen and shapes_follow,
         Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
         Assumption.SCHEDULED: given.run.scheduler is not None,
         Assumption.SECRET_SEED: given.run.secret_seed is not None,
