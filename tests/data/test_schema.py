@@ -145,7 +145,7 @@ def test_what_is_described_is_left_to_be_filled_in(people):
     assert left == ["population", *ranges, "values of 'income'"]
     values = tomllib.loads(text)
     assert list(values["columns"]) == ["age", "job", "city", "note", "income"]
-    signs = ["", "?", "NA", "nan"]
+    signs = ["", "?", "NA", "N/A", "n/a", "nan", "null"]
     assert values["columns"]["job"] == {"type": "category", "buckets": 16, "missing": signs}
     assert "missing" not in values.keys() | values["columns"]["income"].keys()
     for cell in ("30", "41", "50", "baker", "smith", "Rome", "Oslo"):
@@ -234,7 +234,7 @@ def test_a_date_is_one_column_of_parts(tmp_path):
     path.write_text("visit,y\n2024-03-01,1\n,2\n2024-03-02,3\n")
     assert tomllib.loads(first_schema(path, target="y")[0])["columns"]["visit"] == {
         "type": "date", "low": "FILL IN", "high": "FILL IN", "parts": ["days", "month", "weekday"],
-        "missing": ["", "?", "NA", "nan"],
+        "missing": ["", "?", "NA", "N/A", "n/a", "nan", "null"],
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -256,6 +257,10 @@ def init(
             f"Fill in, from public knowledge: {', '.join(left)}. Ranges and categories are never taken from "
             "the private rows: that would be a query on them which no epsilon covers."
         )
+    drafted = tomllib.loads(text)["columns"]
+    skipped = [name for name, part in drafted.items() if part["type"] == "skip"]
+    inputs = [name for name in drafted if name not in (*skipped, *(target or "").split(","))]
+    said.append(f"Inputs: {', '.join(inputs)}." + (f" Left out: {', '.join(skipped)}." if skipped else ""))
     said.append(
         'A column that names a person (an id, a name, an address) is no input: give it type = "skip", and '
         "nothing else."

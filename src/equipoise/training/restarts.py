@@ -182,6 +182,9 @@ class FinishedTraining:
         statement = read_file(folder.statement, LARGEST_STATEMENT).decode()
         return statement, folder.model.read_bytes(), metadata, evaluation
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def __iter__(self) -> Iterator[StepReport]:
         """No step is left."""
         return iter(())

@@ -21,7 +21,7 @@ from equipoise.data.readers.files import DataFileError, is_same
 from equipoise.data.readers.schema import TO_FILL_IN, SchemaError, places_to_fill_in
 from equipoise.data.readers.tables import read_cells
 
-_MISSING = ["", "?", "NA", "nan"]
+_MISSING = ["", "?", "NA", "N/A", "n/a", "nan", "null"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100
 _UNIQUE, _WORDS = 0.9, 3
@@ -29,8 +29,8 @@ _UNIQUE, _WORDS = 0.9, 3
 above which it is taken for notes, even if many are the same."""
 _HINTS = {
     "population": "for example 2000: the public number of rows; a round figure near it will do",
-    "low": "for example 0, or of a date 2024-01-01: the least that the form allows",
-    "high": "for example 120: the most that the form allows; what lies beyond counts as this",
+    "low": 'for example 0, or of a date "2024-01-01": the least that the form allows',
+    "high": 'for example 120, or "2024-12-31": the most that the form allows; more counts as this',
     "values": 'for example ["no", "yes"]: all classes',
     "missing": "signs of no answer, coded by an input more; leave the line out if there is always one",
     "skip": "no input: cells that nearly every row has to itself, or of many words, as ids, names and notes",

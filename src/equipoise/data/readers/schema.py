@@ -649,7 +649,8 @@ def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -
         misfits = ~missing & ((numbers < column.low) | (numbers > column.high))
         said = (
             f"lie beyond the range low = {column.low:g}, high = {column.high:g}, and count as its ends. "
-            "Widen the range in the schema unless you want that."
+            "Widen the range in the schema unless you want that, or declare codes for no answer, such as "
+            '999, there: missing = ["", "999"].'
         )
     elif isinstance(column, Category) and column.values and "other" not in column.model_fields_set:
         misfits = ~cells.isin([*column.values, *(column.missing or ())])

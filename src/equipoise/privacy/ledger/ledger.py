@@ -130,7 +130,8 @@ def pattern_for(
     if not left:
         raise PlanUsedUpError(
             f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw {draw.name!r} "
-            "are used up; plan more steps (a step repeated after a resume with other numbers counts again)"
+            "are used up; plan more steps or scores (a step repeated after a resume with other numbers "
+            "counts again)"
         )
     # The event counts epochs among the first `count` ordinals. A later one would lie in an epoch that is not
     # paid for.

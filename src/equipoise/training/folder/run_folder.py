@@ -253,7 +253,9 @@ def load_model(model: nn.Module, path: PathLike) -> nn.Module:
         missing, unexpected = safetensors.load_model(model, str(path), strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state")]  # never saved
         if missing or unexpected:
-            raise RuntimeError(f"it lacks {sorted(missing)} and holds {sorted(unexpected)}")
+            norms = any(name.endswith("running_mean") for name in missing)
+            remedy = ". Give the model that eq.replace_batch_norm makes" if norms else ""
+            raise RuntimeError(f"it lacks {sorted(missing)} and holds {sorted(unexpected)}{remedy}")
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{path} is damaged or does not fit the model ({type(model).__name__}): {error}"
