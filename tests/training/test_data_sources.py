@@ -374,6 +374,8 @@ def test_what_is_as_long_as_the_data_is_named(tmp_path):
     said = f"{HELD}loss.held, model.held, model.table"
     assert run.describe().held == ["loss.held", "model.held", "model.table"]
     assert training().describe().held == []
+    assert training(data=OnDemand(records())).describe().reading.startswith("compared")
+    assert training().describe().reading == ""
     saved(run)
     again = resumed(folder, model, loss=closing(torch.zeros(60, 2)))
     again.run(progress=False)

@@ -25,6 +25,7 @@ from equipoise.privacy import Ledger, PrivacyPlan, Release, epsilon, prefix_erro
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.privacy.mechanisms.correlated_gaussian import CorrelatedGaussian
 from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_noise
+from equipoise.statements.assumptions import DATA
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
@@ -78,6 +79,7 @@ class Description:
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
         independence: whether a record's gradient follows from that record alone.
+        reading: the same of the owner's code that reads and prepares records; "" if none runs.
         way_of_launching: how a device other than the CPU is given the operations; "" for the CPU.
         way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
@@ -118,6 +120,7 @@ class Description:
     held: list[str]
     written: list[str]
     independence: Independence
+    reading: str = ""
     way_of_launching: str = ""
     way_of_noise: str = ""
     compile_seconds: float = 0.0
@@ -149,6 +152,7 @@ class Description:
             *(("dense", f"{name}: {reason}") for name, reason in self.dense.items()),
             ("clipping", self.noise and CLIPPED),
             ("records", self.independence),
+            ("reading", self.reading),
             ("compiled", self.compile_seconds and f"in {self.compile_seconds:.0f} s"),
             ("memory", f"about {self.memory_bytes / 1e6:,.0f} MB in addition to the model"),
             ("time", f"about {self.seconds_per_step * 1e3:,.0f} ms per step"
@@ -252,6 +256,11 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         held=setup.held,
         written=setup.written,
         independence=setup.rows.engine.independence,
+        reading="".join(
+            text.removeprefix(DATA)
+            for text in setup.found
+            if text.startswith(DATA) and not text.startswith(f"{DATA}proved")
+        ),
         way_of_launching=setup.rows.engine.way_of_launching,
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
