@@ -53,7 +53,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
     promise, claimed = [], values.get("epsilon_claimed")
     has_scores = any(row.get("scores") for row in values["rounds"])
     if values["epsilon"] is not None:
-        given = values["epsilon"], values["delta"], str(values["relation"])
+        given = values["epsilon"], values["delta"], str(values["relation"]), _unit(values)
         promise = [promise_in_words(*given), epsilon_in_words(*given)]
     return render(
         kind="federated training report",
@@ -70,14 +70,14 @@ def render_federation(values: Mapping[str, Any]) -> str:
         data=_data(values),
         charts=score_charts(_scores(values)[:1], partial(_points, values), "round"),
         columns=[
-            *("Client", "Records, public size", "Rounds", "ε spent", "Guarantee"),
+            *("Client", f"{_unit(values).capitalize()}s, public size", "Rounds", "ε spent", "Guarantee"),
             *(["Private score"] if has_scores else []),
             *(["Signed by the key"] if values.get("gathered") else []),
         ],
         unit=_unit(values),
         clients=[
             [
-                [f"Client {one['client']}", *([one["site"]] if "site" in one else [])],
+                ", ".join([f"Client {one['client']}", *([one["site"]] if "site" in one else [])]),
                 f"{one['population']:,}" if one["population"] else "none",
                 str(one["rounds"]),
                 "none" if one["epsilon"] is None else rounded_up(one["epsilon"]),
@@ -134,7 +134,7 @@ def _data(values: Mapping[str, Any]) -> list[str]:
     simulated = "" if values.get("gathered") else "; which client holds which was simulated"
     return [
         *data_in_words(values["settings"]["data"], values.get("data_description"), {}),
-        f"{total:,} training records by the clients' public sizes{simulated}.",
+        f"{total:,} training {_unit(values)}s by the clients' public sizes{simulated}.",
         *([] if values.get("gathered") else [f"{evaluated_in_words(values)}."]),
     ]
 

@@ -47,10 +47,10 @@ class GridExchange:
     def __len__(self) -> int:
         return self._clients
 
-    def wait(self, seconds: float = 60.0) -> None:
-        """Wait until all clients are there, or the time is over."""
-        end = time.monotonic() + seconds
-        while not self._are_known(range(self._clients)) and time.monotonic() < end:
+    def wait(self, seconds: float = 60.0, clients: Iterable[int] | None = None) -> None:
+        """Wait until these clients, all by default, are there, or the time is over."""
+        end, needed = time.monotonic() + seconds, range(self._clients) if clients is None else list(clients)
+        while not self._are_known(needed) and time.monotonic() < end:
             time.sleep(0.2)
 
     def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
@@ -135,8 +135,8 @@ def serve(
         strategy, params, rounds: as for `run_rounds`.
         clients: P.
         timeout: seconds that clients have for an answer.
-        wait: seconds to wait for the clients before the first round; then it goes on with those that are
-            there.
+        wait: seconds to wait for the clients of the first round; then it goes on with those that are there.
+            Later rounds begin with whoever is there: to wait for one that joins, block in `on_round`.
         options: further arguments of `run_rounds`; a server that restarts with its `folder` goes on after its
             last round.
 
@@ -144,5 +144,6 @@ def serve(
         ValueError: as `run_rounds`.
     """
     nodes = GridExchange(grid, clients, timeout=timeout)
-    nodes.wait(wait)
+    members = options.get("members")
+    nodes.wait(wait, None if members is None else members(1))
     return run_rounds(strategy, nodes, params, rounds, **options)
