@@ -61,6 +61,7 @@ def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     mirrored = {**small, "with_mirror_image": True}
     upright, deep = {**small, "upright": True}, {**mirrored, "network": "contrastive"}
     kinds = {"strokes": small, "upright-strokes": upright, "things": mirrored, "deep-things": deep}
+    kinds["steady-things"] = {**deep, "by_views": True}
     monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
 
 

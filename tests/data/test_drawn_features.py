@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from equipoise.data.features.drawings import draw_pictures
+from equipoise.data.features.drawings import draw_pictures, random_views
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import extract
 from equipoise.data.features.patches import PatchDictionary
@@ -42,15 +42,30 @@ def test_whitened_features_have_the_covariance_of_white_noise():
 SMALL = {"shape": (1, 8, 8), "dictionaries": ((16, 3, 4), (16, 5, 2)), "pictures": 100}
 
 
-def test_the_fit_takes_no_records():
+@pytest.mark.parametrize("by_views", [False, True])
+def test_the_fit_takes_no_records(by_views):
     """Extractors that met other records first give the same features; no fit has a parameter for records."""
     x = torch.randn(5, 1, 8, 8)
-    first, second = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL)
+    first, second = (DrawnFeatures(**SMALL, by_views=by_views) for _ in range(2))
     first(torch.randn(3, 1, 8, 8))
     second(torch.full((90, 1, 8, 8), 50.0))
     assert torch.equal(first(x), second(x))
     assert set(inspect.signature(draw_pictures).parameters) == {"count", "shape", "seed", "chunk"}
-    assert not torch.equal(first(x), DrawnFeatures(**SMALL, seed=1)(x))
+    state = torch.random.get_rng_state()
+    assert not torch.equal(first(x), DrawnFeatures(**SMALL, by_views=by_views, seed=1)(x))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_whitening_by_views_is_of_the_differences_between_two_views_of_each_drawing():
+    features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 1),), pictures=2000, ridge=0.0, by_views=True)
+    fitted = features._whitening
+    generator = torch.Generator().manual_seed(0)
+    seen = draw_pictures(2000, (1, 8, 8))[:1000]
+    one, other = (features._raw(random_views(seen, generator)) for _ in range(2))
+    white = torch.linalg.solve_triangular(fitted.factor, (one - other).T / 2**0.5, upper=False)
+    torch.testing.assert_close(torch.cov(white), torch.eye(16), atol=1e-2, rtol=0)
+    torch.testing.assert_close(fitted.mean, torch.cat([one, other]).mean(0), atol=1e-4, rtol=1e-4)
+    assert DrawnFeatures(**SMALL).config().keys() == features.config().keys() - {"by_views"}
 
 
 def test_features_of_a_record_do_not_depend_on_the_others():

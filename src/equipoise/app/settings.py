@@ -115,7 +115,7 @@ SamplingWord = Annotated[
 ]
 Unit = Literal["record", "user"]
 UserRows = Literal["sum", "mean"]
-Features = Literal["strokes", "upright-strokes", "things", "deep-things"]
+Features = Literal["strokes", "upright-strokes", "things", "deep-things", "steady-things"]
 Options = Annotated[dict[str, JsonValue], _table_of(lambda text: parse_option(text))]
 Weights = Annotated[dict[str, Positive], _table_of(lambda text: parse_weight(text))]
 ClipNorm = Annotated[

@@ -51,6 +51,38 @@ def draw_pictures(count: int, shape: tuple[int, int, int], *, seed: int = 0, chu
     return standardise_each(torch.cat(drawn), scale=1.0, floor=1 / 255)
 
 
+def random_views(pictures: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Of each picture ``[n, c, h, w]`` one: moved, turned, mirrored, and with other contrast, blur and noise.
+
+    The random numbers are the generator's, or those of torch's global one.
+    """
+    n, channels = len(pictures), pictures.shape[1]
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return torch.empty(n, *shape).uniform_(low, high, generator=generator)
+
+    def chance(probability: float) -> Tensor:
+        return (torch.rand(n, 1, 1, 1, generator=generator) < probability).float()
+
+    scale, aspect, angle = uniform(0.55, 1.0), uniform(-0.25, 0.25).exp(), uniform(-0.26, 0.26)
+    mirror = (torch.rand(n, generator=generator) < 0.5).float() * 2 - 1
+    wide, high = scale * aspect, scale / aspect
+    place = torch.zeros(n, 2, 3)
+    place[:, 0, 0], place[:, 0, 1] = mirror * wide * angle.cos(), -wide * angle.sin()
+    place[:, 1, 0], place[:, 1, 1] = mirror * high * angle.sin(), high * angle.cos()
+    place[:, :, 2] = uniform(-0.3, 0.3, 2)
+    grid = F.affine_grid(place, list(pictures.shape), align_corners=False)
+    seen = F.grid_sample(pictures, grid, padding_mode="border", align_corners=False)
+    seen = seen.sign() * seen.abs().pow(uniform(-0.5, 0.5, 1, 1, 1).exp())
+    if channels == 3:
+        seen = seen * uniform(0.6, 1.4, 3, 1, 1) + uniform(-0.3, 0.3, 3, 1, 1)
+        seen = torch.lerp(seen, seen.mean(1, keepdim=True).expand_as(seen), chance(0.2))
+    blurred = F.avg_pool2d(F.pad(seen, (1,) * 4, mode="replicate"), 3, 1)
+    seen = torch.lerp(seen, blurred, chance(0.3))
+    grain = torch.randn(seen.shape, generator=generator) * uniform(0, 0.15, 1, 1, 1)
+    return standardise_each(seen + grain, scale=1.0, floor=1e-3)
+
+
 class _Canvas:
     """Many pictures that are drawn at once, each with random numbers of its own."""
 

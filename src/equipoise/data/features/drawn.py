@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.data.features.contrastive import ContrastiveNet
-from equipoise.data.features.drawings import draw_pictures
+from equipoise.data.features.drawings import draw_pictures, random_views
 from equipoise.data.features.patches import PatchDictionary
 from equipoise.data.features.upright import set_upright
 from equipoise.data.features.whitening import Whitening
@@ -36,6 +38,11 @@ class DrawnFeatures:
         with_mirror_image: whether an image's features are averaged with those of its mirror image.
         upright: whether images and drawings are set upright first, each by itself (`set_upright`).
         network: the name of the weights of a `ContrastiveNet`; None for none.
+        by_views: whether they are whitened by how two views of a drawing differ, in place of how drawings
+            do. What moving, turning, lighting or blurring a picture changes says little of what it shows, so
+            it becomes small and noise goes where it harms less (within-class covariance normalisation of A.
+            O. Hatch, S. Kajarekar, A. Stolcke, Interspeech 2006, each drawing a class of its own). Half as
+            many drawings are used.
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
@@ -50,6 +57,7 @@ class DrawnFeatures:
     with_mirror_image: bool = False
     upright: bool = False
     network: str | None = None
+    by_views: bool = False
 
     def __post_init__(self) -> None:
         if self.network is not None and self.shape[0] not in ContrastiveNet.channels:
@@ -67,8 +75,9 @@ class DrawnFeatures:
 
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
-        constants = {name: value for name, value in asdict(self).items() if name != "network" or value}
-        return {"extractor": "drawn", "version": 2, **constants}  # as before where there is no network
+        later = ("network", "by_views")  # unsaid where they are not used, as before there were any
+        constants = {name: value for name, value in asdict(self).items() if name not in later or value}
+        return {"extractor": "drawn", "version": 2, **constants}
 
     @cached_property
     def _drawings(self) -> Tensor:
@@ -88,10 +97,26 @@ class DrawnFeatures:
 
     @cached_property
     def _whitening(self) -> Whitening:
-        chunks = torch.split(self._drawings, self.chunk)
-        fitted = Whitening.fit((self._raw(chunk) for chunk in chunks), ridge=self.ridge)
+        if self.by_views:
+            fitted = self._whitening_by_views()
+        else:
+            chunks = torch.split(self._drawings, self.chunk)
+            fitted = Whitening.fit((self._raw(chunk) for chunk in chunks), ridge=self.ridge)
         del self.__dict__["_drawings"]  # they are not needed again
         return fitted
+
+    def _whitening_by_views(self) -> Whitening:
+        drawings, generator = self._drawings[: self.pictures // 2], torch.Generator().manual_seed(self.seed)
+        mean = torch.zeros(())
+
+        def differences() -> Iterator[Tensor]:
+            nonlocal mean
+            for chunk in torch.split(drawings, self.chunk):
+                one, other = (self._raw(self._prepared(random_views(chunk, generator))) for _ in range(2))
+                mean = mean + (one + other).sum(0) / (2 * len(drawings))
+                yield (one - other) / math.sqrt(2)
+
+        return replace(Whitening.fit(differences(), ridge=self.ridge), mean=mean)
 
     def _prepared(self, images: Tensor) -> Tensor:
         return set_upright(images) if self.upright else images
