@@ -46,7 +46,7 @@ MEASURED = {
     ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 3.0, 0.98),
     ("mnist", "patches-linear"): (8192, 60, 2.93, 0.5, 5.0, 0.9),
     ("fashion-mnist", "patches-linear"): (8192, 40, 2.7, 0.1, 50.0, 0.9),
-    ("cifar10", "patches-linear"): (16_384, 20, 3.0, 0.1, 200.0, 0.95),
+    ("cifar10", "patches-linear"): (None, 61, 3.0, 0.1, 300.0, 0.9),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
     ("notes.csv", "hashed-words"): (None, 100, 3.0, 0.2, 150.0, 0.95),
 }
