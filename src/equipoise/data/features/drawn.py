@@ -40,9 +40,9 @@ class DrawnFeatures:
         network: the name of the weights of a `ContrastiveNet`; None for none.
         by_views: whether they are whitened by how two views of a drawing differ, in place of how drawings
             do. What moving, turning, lighting or blurring a picture changes says little of what it shows, so
-            it becomes small and noise goes where it harms less (within-class covariance normalisation of A.
-            O. Hatch, S. Kajarekar, A. Stolcke, Interspeech 2006, each drawing a class of its own). Half as
-            many drawings are used.
+            it becomes small beside the rest (within-class covariance normalisation of A. O. Hatch, S.
+            Kajarekar, A. Stolcke, Interspeech 2006, each drawing a class of its own). Half of the drawings
+            are used.
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
