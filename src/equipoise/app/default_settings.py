@@ -62,7 +62,7 @@ def default_settings(data: str, model: str, epsilon: float | None = None) -> Any
     >>> default_settings("mnist", "cnn-tanh").epsilon
     2.93
     >>> [default_settings("cifar10", "patches-linear", epsilon).learning_rate for epsilon in (1.5, 2, 8)]
-    [100, 200, 400]
+    [100, 300, 400]
     """
     usual = "tables" if data_form(data) == "table" or model == "additive" else "other"
     usual = "statistics" if model in STATISTICS else model if model in recipes() else usual
