@@ -2,7 +2,7 @@
 
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
-SHARDED says how processes hold parts of the model: "fully", or "cut".
+SHARDED says how processes hold parts of the model: "fully", or "cut"; METHOD is one of `METHODS`.
 """
 
 import atexit
@@ -15,12 +15,20 @@ from pathlib import Path
 
 import torch
 from sharded_ranks import cut, layers, sharded, values
-from small_problems import RECORDS, lines, loss, network, records, releases
+from small_problems import RECORDS, lines, loss, network, owners, records, releases
 
 import equipoise as eq
 
 STEPS, CHECKPOINT_EVERY = 12, 4
 NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
+METHODS: dict[str, eq.Method] = {
+    "dp-sgd": eq.DPSGD(**NOISE),
+    "dp-mf": eq.DPMF(bands=3, **NOISE),
+    "dice-sgd": eq.DiceSGD(**NOISE),
+    "dp-c4": eq.DPC4(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE),
+    "users": eq.DPSGD(**NOISE),
+}
+"""What `benchmarks/kills.py` trains."""
 
 
 def entries(folder: Path) -> list[dict]:
@@ -72,13 +80,15 @@ def main(run_dir: str) -> None:
         torch.distributed.init_process_group("gloo")
         model = cut(model) if how == "cut" else sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    method = os.environ.get("METHOD", "dp-sgd")
     training = eq.PrivateTraining.start_or_resume(
         model,
         optimizer,
         loss=loss,
         data=eq.Data(records(), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
-        method=eq.DPSGD(**NOISE),
+        method=METHODS[method],
+        unit=eq.Users(owners(), records_per_user=3) if method == "users" else "record",
         run=eq.Run(run_dir, reproducible=True),
     )
     if is_mine and "KILL_STEP" in os.environ:
