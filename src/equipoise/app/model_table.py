@@ -16,7 +16,7 @@ DRAWN_FEATURES: Final[Mapping[str, Mapping[str, Any]]] = {
         "with_mirror_image": True,
         "network": "contrastive",
     },
-    # What a picture shows is kept, how it is seen made small: where noise is the limit, as on CIFAR-10.
+    # Keeps what a picture shows and shrinks how it is seen; best where noise limits accuracy (CIFAR-10).
     "steady-things": {
         "dictionaries": ((256, 5, 4), (512, 7, 2)),
         "with_mirror_image": True,

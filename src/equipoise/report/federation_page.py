@@ -70,7 +70,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
         data=_data(values),
         charts=score_charts(_scores(values)[:1], partial(_points, values), "round"),
         columns=[
-            *("Client", f"{_unit(values).capitalize()}s, public size", "Rounds", "ε spent", "Guarantee"),
+            *("Client", f"{_unit(values).capitalize()}s, public number", "Rounds", "ε spent", "Guarantee"),
             *(["Private score"] if has_scores else []),
             *(["Signed by the key"] if values.get("gathered") else []),
         ],

@@ -75,7 +75,7 @@ class DrawnFeatures:
 
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
-        later = ("network", "by_views")  # unsaid where they are not used, as before there were any
+        later = ("network", "by_views")  # left out if unused, so that older caches keep their names
         constants = {name: value for name, value in asdict(self).items() if name not in later or value}
         return {"extractor": "drawn", "version": 2, **constants}
 
