@@ -85,10 +85,10 @@ def clip(
         require_rows(rows)
         raw, ask = rows._rows, None
         if rows._weights is None and hasattr(raw, "weighed"):
-            ask = known_answers(rule, total, raw.dtype, raw.device)
+            ask = known_answers(*_asked(rule, total), raw.dtype, raw.device, total)
         if ask is not None:
             # Rows that are replayed are finite, or it is known that some are not (`Attempt`).
-            value, numbers = raw.weighed((rule, total), partial(_weights_and_counts, ask, total))
+            value, numbers = raw.weighed((rule, total), partial(_weights_and_counts, rule, ask, total))
             counts = Private(numbers, rows.draw)
         else:
             kept, norms, usable = usable_rows(rows)
@@ -122,13 +122,14 @@ def clip(
 
 
 def _weights_and_counts(
-    ask: Callable[[torch.Tensor], torch.Tensor], threshold: float, norms: torch.Tensor, here: torch.Tensor
+    rule: WeightRule,
+    ask: Callable[[torch.Tensor], torch.Tensor],
+    threshold: float,
+    norms: torch.Tensor,
+    here: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut weights of the rows that are meant, zero for others; and their counts, as `counts_of`."""
-    given = ask(norms)
-    if given.shape != norms.shape:
-        raise ValueError(f"a clip rule returned {given.shape[1:].numel()} weights per record: return one")
-    weights = cut_to(threshold, given.to(norms.dtype), norms)
+    weights = cut_to(threshold, _one_each(rule, ask(norms), norms), norms)
     counts = torch.stack([here, torch.zeros_like(here), here & is_shorter(weights)]).sum(1)
     return torch.where(here, weights, torch.zeros_like(weights)), counts
 
@@ -201,11 +202,25 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
         PrivateError: for a rule whose weight of one record depends on others, such as a median of the norms:
             cut or not, the sum has no bound then. See `answers_by_record`.
     """
-    name = f"{type(rule).__name__}.weights"
-    given = answers_by_record(name, rule, lambda some: rule.weights(some, threshold), norms, threshold)
+    given = answers_by_record(*_asked(rule, threshold), norms, threshold)
+    return cut_to(threshold, _one_each(rule, given, norms), norms)
+
+
+def _asked(
+    rule: WeightRule, threshold: float
+) -> tuple[str, WeightRule, Callable[[torch.Tensor], torch.Tensor]]:
+    """What of a rule is asked: its name for messages, the rule, and from norms to weights."""
+    return f"{type(rule).__name__}.weights", rule, lambda norms: rule.weights(norms, threshold)
+
+
+def _one_each(rule: WeightRule, given: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """Weights in the type of the norms, refused if they are not one per norm."""
     if given.shape != norms.shape:
-        raise ValueError(f"{name} returned {given.shape[1:].numel()} weights per record; it must return one")
-    return cut_to(threshold, given.to(norms.dtype), norms)
+        raise ValueError(
+            f"{type(rule).__name__}.weights returned {given.shape[1:].numel()} weights per record; it must "
+            "return one"
+        )
+    return given.to(norms.dtype)
 
 
 def cut_to(threshold: float, weights: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -97,10 +96,7 @@ def answers_by_record(
     """The raw answers [B] or [B, m] of a rule for records of these norms, each only for its own record.
 
     The rule computes on `Private` norms: its operations must keep records apart, and it can hold no other
-    private number. It sees the norms in blocks of one length, the last filled up, so that it cannot tell how
-    many there are. A rule that answers the same question in two ways is refused at its first use. Of a rule
-    with a value of its own (a frozen dataclass) the operations are noted; to an equal question they alone
-    answer.
+    private number. It sees blocks of norms of one length, so that it cannot tell how many there are.
 
     Args:
         name: of the rule, for messages.
@@ -113,21 +109,58 @@ def answers_by_record(
         PrivateError: the rule looks at other records, or its answers differ from call to call.
         ValueError: it does not return one answer per record.
     """
-    if _PURE.get(id(rule)) is not rule:
-        _require_pure(name, rule, ask, norms)
-    known = known_answers(rule, question, norms.dtype, norms.device)
+    known = known_answers(name, rule, ask, norms.dtype, norms.device, question)
     if known is not None:
         return known(norms)
-    asked = _question(rule, question, norms.dtype, norms.device)
-    return _in_blocks(partial(_answer, name, ask, asked), norms)
+    answers = []
+    for block in torch.split(norms, BLOCK):
+        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+        answers.append(_answer(name, ask, whole)[0][: len(block)])
+    return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
 def known_answers(
-    rule: object, question: Hashable, dtype: torch.dtype, device: torch.device
+    name: str,
+    rule: object,
+    ask: Callable[[torch.Tensor], torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    question: Hashable,
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What gives a rule's raw answers for raw norms, if operations are noted that answer the question."""
-    again = _NOTED.get(_question(rule, question, dtype, device))
-    return None if again is None else partial(_in_blocks, again)
+    """What computes a rule's raw answers from raw norms of any number, by operations that were noted.
+
+    They are those of a rule with a value of its own (a frozen dataclass): it is asked each question once, for
+    public norms. None for another rule, or one that does more than elementwise operations. A rule that answers
+    a question in two ways is refused at its first use.
+
+    Args:
+        name, rule, ask, question: as for `answers_by_record`.
+        dtype, device: of the norms.
+
+    Raises:
+        As `answers_by_record`.
+    """
+    asked = _question(rule, question, dtype, device)
+    is_pure = _PURE.get(id(rule)) is rule
+    if is_pure and (asked is None or asked in _NOTED):
+        return _NOTED.get(asked)
+    public = torch.logspace(-6, 6, BLOCK, dtype=dtype, device=device)
+    # Three times: a counter or a random number inside the rule shows.
+    (first, again), *others = (_answer(name, ask, public) for _ in range(1 if is_pure else 3))
+    if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other, _ in others):
+        raise PrivateError(
+            f"{name} gave other answers when it was asked the same again; it must follow from norm "
+            "and threshold only. Random numbers and counters differ between the micro-batches of a "
+            "draw, and a record that enters moves others into the next one"
+        )
+    with contextlib.suppress(TypeError):  # what cannot be remembered is asked at every use
+        _PURE[id(rule)] = rule
+    if asked is None:
+        return None
+    _NOTED[asked] = again
+    if len(_NOTED) > _MOST:
+        del _NOTED[next(iter(_NOTED))]
+    return again
 
 
 def _question(rule: object, question: Hashable, dtype: torch.dtype, device: torch.device) -> Hashable:
@@ -140,43 +173,18 @@ def _question(rule: object, question: Hashable, dtype: torch.dtype, device: torc
     return None
 
 
-def _in_blocks(ask: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor) -> torch.Tensor:
-    """Answers [B] from norms [B] that are seen as whole blocks, the last one filled up."""
-    answers = []
-    for block in torch.split(norms, BLOCK):
-        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
-        answers.append(ask(whole)[: len(block)])
-    return answers[0] if len(answers) == 1 else torch.cat(answers)
-
-
 #: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
 _PURE: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
-_NOTED: dict[Hashable, Callable[[torch.Tensor], torch.Tensor]] = {}
+_NOTED: dict[Hashable, Callable[[torch.Tensor], torch.Tensor] | None] = {}
 """What gives the raw answers to a question once more, of the latest questions."""
 _MOST = 64  # a choice: a rule and its thresholds of a run are a few; each further one holds a short graph
 
 
-def _require_pure(
-    name: str, rule: object, ask: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-) -> None:
-    """Ask the same three times; a counter or a random number inside the rule shows."""
-    public = torch.logspace(-6, 6, BLOCK, dtype=like.dtype, device=like.device)
-    first, *others = (_answer(name, ask, None, public) for _ in range(3))
-    if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others):
-        raise PrivateError(
-            f"{name} gave other answers when it was asked the same again; it must follow from norm "
-            "and threshold only. Random numbers and counters differ between the micro-batches of a "
-            "draw, and a record that enters moves others into the next one"
-        )
-    with contextlib.suppress(TypeError):  # what cannot be remembered is asked at every use
-        _PURE[id(rule)] = rule
-
-
 def _answer(
-    name: str, ask: Callable[[torch.Tensor], torch.Tensor], asked: Hashable, whole: torch.Tensor
-) -> torch.Tensor:
-    """The rule's raw answers for `BLOCK` norms."""
+    name: str, ask: Callable[[torch.Tensor], torch.Tensor], whole: torch.Tensor
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor] | None]:
+    """The rule's raw answers for `BLOCK` norms, and what computes them from others (`noted`)."""
     try:
         answer, again = noted(ask, Private(whole))
     except PrivateError as error:
@@ -196,12 +204,7 @@ def _answer(
             "sort, a mean, an index, a number of its own from private records: each may give a record "
             "another weight when other records are there, and the sum has no bound then"
         )
-    if asked is not None and again is not None:
-        _NOTED[asked] = again
-        if len(_NOTED) > _MOST:
-            del _NOTED[next(iter(_NOTED))]
-    found: torch.Tensor = unwrap(answer)
-    return found
+    return unwrap(answer), again
 
 
 def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:

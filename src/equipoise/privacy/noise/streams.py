@@ -157,7 +157,7 @@ class NormalStream:
         kind = partial(_Aes) if device.type == "cpu" else partial(_ChaCha, device=device)
         cipher, lower = kind(self._key), kind(hashlib.sha256(b"equipoise radius" + self._key).digest())
         pairs, room = _joined(ranges), _ROOM // dtype.itemsize
-        size = int(np.diff(pairs).sum())
+        size = int((pairs[:, 1] - pairs[:, 0]).sum())
         # One more for the last number of an odd count.
         out = torch.empty(size + 1 + room, dtype=dtype, device=device)
         if std == 0:
