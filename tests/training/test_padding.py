@@ -215,6 +215,25 @@ def test_records_of_one_width_share_forwards():
         torch.testing.assert_close(value, unsorted[name], rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_known_of_the_model_follows_no_width_that_is_drawn():
+    """One record has a width of its own: the statement says at the start what it says after its draw."""
+
+    def read(found, words, mask):  # of some texts a value is read, so that nothing is proved
+        return mean(found, words, mask) * (1 if words.shape[1] != 12 or words.sum() >= 0 else 2)
+
+    texts, collate = Texts(lengths=[6] * 60 + [10] + [18] * 59), PadTo(padded, (8, 12, 24), {"words": 0})
+    for model, word in ((Mean(), "proved"), (Pooled(read), "compared")):
+        run = training(
+            model,
+            loss=loss_of(True),
+            data=texts,
+            collate=collate,
+            widths=[collate.width(len(text)) for text in texts.texts],
+            sampling=eq.Poisson(1, 120, 2),
+        )
+        assert run.engine.independence.word == word
+
+
 @pytest.mark.parametrize("widths", [[8] * 119, [8.5] * 120, torch.ones(120, 1, dtype=torch.long)])
 def test_widths_that_are_refused(widths):
     collate = Seen(padded, (8, 12, 24), {"words": 0})

@@ -61,11 +61,14 @@ class PadTo:
 
     def __call__(self, items: list[Any]) -> dict[str, Tensor]:
         batch = self.collate(items)
-        width = self.width(max(batch[name].shape[self.axis] for name in self.values))
+        return self.resized(batch, self.width(max(batch[name].shape[self.axis] for name in self.values)))
 
-        def padded(tensor: Tensor, value: float) -> Tensor:
-            missing = width - tensor.shape[self.axis]
+    def resized(self, batch: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+        """A batch that is padded, or cut, to a length."""
+
+        def resized(tensor: Tensor, value: float) -> Tensor:
+            missing = width - tensor.shape[self.axis]  # a negative one cuts
             behind = tensor.ndim - 1 - self.axis % tensor.ndim  # axes after this one
             return pad(tensor, (0, 0) * behind + (0, missing), value=value)
 
-        return {**batch, **{name: padded(batch[name], value) for name, value in self.values.items()}}
+        return {**batch, **{name: resized(batch[name], value) for name, value in self.values.items()}}

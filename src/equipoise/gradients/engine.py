@@ -257,6 +257,10 @@ class GradientEngine:
         """Whether some form of micro-batch has no trace, so that steps run the model's own code."""
         return bool(self.eager) or None in self._traced.values()
 
+    def prepare(self, batch: Any) -> None:
+        """Trace and try what batches of this form run."""
+        self._traced_of(batch, None)
+
     def _traced_of(self, batch: Any, params: Mapping[str, Tensor] | None) -> Traced | None:
         """What is replayed for batches of this form, traced at the first of them; None if it runs eagerly."""
         form = self.form(batch)

@@ -59,9 +59,10 @@ class Data:
         widths: one whole number per record, or the name of the column of `records` that holds them, which
             leaves the batch: to which of a few public lengths `collate` pads it (`PadTo.width`). Records of
             one width then share a forward, so that a record's width follows from itself alone, and short
-            records cost less. How many forwards a step has follows from the records: its time shows it, and
-            how much is proved of the model may follow which widths were drawn. Not for sampled users;
-            records that share random numbers are not sorted.
+            records cost less. How many forwards a step has follows from the records: its time shows it.
+            `PadTo.lengths` are tried at the start; of another collate's widths, how much is proved of the
+            model may follow which were drawn. Not for sampled users; records that share random numbers are
+            not sorted.
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by
             rounding.

@@ -18,6 +18,7 @@ from equipoise._dtensor import is_a_copy, local_part
 from equipoise._rounding import plain, rounded_up
 from equipoise._say import say
 from equipoise._tree import leaves
+from equipoise.data.padding import PadTo
 from equipoise.data.records import Records
 from equipoise.distributed.backend import backend_of
 from equipoise.distributed.processes import Processes
@@ -360,6 +361,11 @@ def _try(
         engine, pipeline, example, prepared, probes, given, processes, is_resumed
     )
     _check_rows(engine, source, prepared, micro_batches.size)
+    if source.widths is not None and isinstance(data.collate, PadTo):
+        # Now, so that what is known of the model follows no draw.
+        for width in data.collate.lengths:
+            resized = prepare_batch(data.collate.resized(example, width), public_randomness(seed, "example"))
+            engine.prepare(repeat_to(resized, forward_rows(micro_batches.size)))
     written = [*engine.written_buffers, *written]
     if written and processes.is_first:
         warn_of_writes(written)
