@@ -50,7 +50,7 @@ def write_federation_report(values: Mapping[str, Any], folder: PathLike) -> Path
 def render_federation(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
     settings = values["settings"]
-    promise, claimed = [], values.get("epsilon_claimed")
+    promise, claimed, units = [], values.get("epsilon_claimed"), _unit(values, "s")
     has_scores = any(row.get("scores") for row in values["rounds"])
     if values["epsilon"] is not None:
         given = values["epsilon"], values["delta"], str(values["relation"]), _unit(values)
@@ -70,7 +70,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
         data=_data(values),
         charts=score_charts(_scores(values)[:1], partial(_points, values), "round"),
         columns=[
-            *("Client", f"{_unit(values).capitalize()}s, public number", "Rounds", "ε spent", "Guarantee"),
+            *("Client", f"{units.capitalize()}, public number", "Rounds", "ε spent", "Guarantee"),
             *(["Private score"] if has_scores else []),
             *(["Signed by the key"] if values.get("gathered") else []),
         ],
@@ -134,14 +134,14 @@ def _data(values: Mapping[str, Any]) -> list[str]:
     simulated = "" if values.get("gathered") else "; which client holds which was simulated"
     return [
         *data_in_words(values["settings"]["data"], values.get("data_description"), {}),
-        f"{total:,} training {_unit(values)}s by the clients' public sizes{simulated}.",
+        f"{total:,} training {_unit(values, 's')} by the clients' public sizes{simulated}.",
         *([] if values.get("gathered") else [f"{evaluated_in_words(values)}."]),
     ]
 
 
-def _unit(values: Mapping[str, Any]) -> str:
-    """What is protected at a client."""
-    return " or ".join(sorted({one.get("unit", "record") for one in values["clients"]}))
+def _unit(values: Mapping[str, Any], ending: str = "") -> str:
+    """What is protected at a client; with the ending of a plural."""
+    return " or ".join(sorted({one.get("unit", "record") + ending for one in values["clients"]}))
 
 
 def _score_of(values: Mapping[str, Any], client: int) -> str:

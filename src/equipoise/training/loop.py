@@ -594,13 +594,15 @@ class PrivateTraining:
         """Keep what an evaluation judged, if the first of its numbers is the best so far."""
         value, *error = found.values()
         if isinstance(evaluate, Score) and not error[0] <= UNSURE * max(1.0, abs(value)):
-            warnings.warn(
-                f"the score's noise alone is {error[0]:.2g}, so that the best step follows from noise rather "
-                "than from the model: hold more records apart, score less often, or take a score with less "
-                "noise ('accuracy' has less than 'auc', a smaller bound less than a large one)",
-                stacklevel=5,
-            )
-            if math.isnan(error[0]):  # a number that nobody knows the error of is not the best
+            is_unknown = math.isnan(error[0])
+            if is_unknown or not self._best:  # later ones differ little
+                warnings.warn(
+                    f"the score's noise alone is {error[0]:.2g}, so that the best step follows from noise "
+                    "rather than from the model: hold more records apart, score less often, or take a score "
+                    "with less noise ('accuracy' has less than 'auc', a smaller bound less than a large one)",
+                    stacklevel=5,
+                )
+            if is_unknown:  # a number that nobody knows the error of is not the best
                 value = math.nan
         value *= 1 if getattr(evaluate, "larger_is_better", True) else -1
         if self._best and not value > self._best["value"]:

@@ -135,7 +135,7 @@ def serve(
         strategy, params, rounds: as for `run_rounds`.
         clients: P.
         timeout: seconds that clients have for an answer.
-        wait: seconds to wait for the clients of the first round; then it goes on with those that are there.
+        wait: seconds to wait for the clients of the first round here; then it goes on with those there.
             Later rounds begin with whoever is there: to wait for one that joins, block in `on_round`.
         options: further arguments of `run_rounds`; a server that restarts with its `folder` goes on after its
             last round.
@@ -144,6 +144,14 @@ def serve(
         ValueError: as `run_rounds`.
     """
     nodes = GridExchange(grid, clients, timeout=timeout)
-    members = options.get("members")
-    nodes.wait(wait, None if members is None else members(1))
-    return run_rounds(strategy, nodes, params, rounds, **options)
+    members, has_begun = options.pop("members", None), False
+
+    def there(number: int) -> Iterable[int]:
+        nonlocal has_begun
+        found = list(range(clients) if members is None else members(number))
+        if not has_begun:  # a server that goes on begins with another round than the first
+            nodes.wait(wait, found)
+            has_begun = True
+        return found
+
+    return run_rounds(strategy, nodes, params, rounds, members=there, **options)

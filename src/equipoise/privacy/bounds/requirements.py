@@ -129,9 +129,9 @@ def known_answers(
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What computes a rule's raw answers from raw norms of any number, by operations that were noted.
 
-    They are those of a rule with a value of its own (a frozen dataclass): it is asked each question once, for
-    public norms. None for another rule, or one that does more than elementwise operations. A rule that answers
-    a question in two ways is refused at its first use.
+    They are those of a rule with a value of its own (a frozen dataclass): it is asked each question once,
+    for public norms. None for another rule, or one that does more than elementwise operations. A rule that
+    answers a question in two ways is refused at its first use.
 
     Args:
         name, rule, ask, question: as for `answers_by_record`.

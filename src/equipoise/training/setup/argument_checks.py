@@ -77,12 +77,12 @@ def check_optimizer(
         )
     if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
         raise TypeError(
-            f"optimizer is a {type(optimizer).__name__}, and a private step has one dense gradient (noise is "
-            "in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
+            f"optimizer is {_validate.what_is(optimizer)}, and a private step has one dense gradient (noise "
+            "is in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
         )
     if method.is_whole_step and not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}, whose steps have a length of their own, and "
+            f"optimizer is {_validate.what_is(optimizer)}, whose steps have a length of their own, and "
             f"{method.name} sets it: give torch.optim.SGD(model.parameters(), lr=1.0)"
         )
     if any(group.get("lr") is None for group in optimizer.param_groups):
