@@ -23,39 +23,30 @@ from unittest import mock
 
 import torch
 
-from equipoise.gradients import engine, engine_inputs
-from equipoise.gradients.capture import recorder
 from equipoise.gradients.engine import GradientEngine
-from equipoise.gradients.operator import FactoredGradients
-from equipoise.methods import dp_sgd
-from equipoise.methods.clip_rules import ClipRule
-from equipoise.privacy.bounds import clipping
+from equipoise.gradients.trace import Replayed, Traced
+from equipoise.methods import estimator
 from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.training import forwards, step
+from equipoise.training.constants import Constants
 from equipoise.training.record_source import RecordSource
+from equipoise.training.watch import Watch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from step_time import BUILDERS
 from tasks import TASKS
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "forward": [(engine_inputs, "run_loss")],
-    "backward": [(recorder.Capture, "collect")],
+    "forward, backward, norms": [(Traced, "gradients")],
     "guards of the forward": [
         (GradientEngine, "by_plan"),
-        (engine, "evaluate_loss"),
         (forwards.RowSource, "of_batch"),  # starts the random numbers of a forward, and puts them back
     ],
-    "norms, and the cut to private rows": [
-        (FactoredGradients, "row_norms"),
-        (FactoredGradients, "rows"),
-    ],
-    "clip rule, on private numbers": [(dp_sgd, "clip"), (clipping, "limited_weights"), (ClipRule, "weights")],
-    "weighted sums": [(FactoredGradients, "weighted_sums")],
+    "clip weights, weighted sums": [(Replayed, "weighed")],
     "digests": [(KeyedDigest, "__call__"), (step, "read")],
     "noise": [(Ledger, "_noised")],
-    "estimate and its norm": [(dp_sgd, "mean_of"), (step, "norm_of_all")],
+    "estimate and its norm": [(estimator, "mean_of"), (step, "norm_of_all")],
     "optimiser": [(torch.optim.SGD, "step")],
     "draw, reading, filling": [
         (Ledger, "sample"),
@@ -63,6 +54,12 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (forwards.RowSource, "_batch"),
     ],
     "ledger, journal, finite sums": [(Ledger, "release"), (Ledger, "open")],
+    "watch over model and optimiser": [
+        (Watch, "begin"),
+        (Watch, "step"),
+        (Watch, "now"),
+        (Constants, "check"),
+    ],
 }
 """By part: owners and names of its functions."""
 
@@ -117,7 +114,7 @@ def shares(task_name: str, steps: int) -> dict[str, float]:
             if number >= 3:  # the first make what is made only once
                 for part, times in found.items():
                     times.append(clock.seconds[part])
-    lowest = {part: statistics.quantiles(times, n=10)[0] for part, times in found.items()}
+    lowest = {part: statistics.quantiles(times, n=10, method="inclusive")[0] for part, times in found.items()}
     return {part: seconds / sum(lowest.values()) for part, seconds in lowest.items()}
 
 

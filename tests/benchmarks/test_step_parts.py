@@ -9,7 +9,6 @@ import pytest
 from benchmarks import step_parts
 
 
-@pytest.mark.slow  # shares are differences of times, which other work turns negative
 def test_every_part_of_a_step_is_met():
     shares = step_parts.shares("mlp-16", steps=3)
     assert set(shares) == {*step_parts.PARTS, step_parts.REST}
