@@ -144,7 +144,9 @@ def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_pat
     words = "--schema s.toml --data people.csv --test held_out.csv --run-dir run --loss tilted:loss"
     found = equipoise.ok(f"train {SMALL} --learning-rate 0.2 {words}")
     config = json.loads((tmp_path / "run/config.json").read_text())
-    assert "a median" in config["experiment"]["data_description"]
+    described = config["experiment"]["data_description"]
+    assert "learnt: wage (0 to 100); weight: counts (0 to 20); left out: town" in described
+    assert "a median" in described
     assert "--loss tilted:loss" in equipoise("resume --json run").value["error"]
     assert equipoise("resume --json run --loss tilted:loss").code == 0
     (tmp_path / "tilted.py").unlink()

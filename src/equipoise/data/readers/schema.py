@@ -358,6 +358,27 @@ class Table(_Declared):
         """The classes; the labels of a multi-label table, and none of a regression."""
         return self.targets if len(self.targets) > 1 else tuple(getattr(self.learnt[0], "values", ()))
 
+    @property
+    def _in_words(self) -> str:
+        """Which columns go in, with their ranges, and which do not."""
+
+        def said(name: str) -> str:
+            ends = [getattr(self.columns[name], end, None) for end in ("low", "high")]
+            words = [f"{end:g}" if isinstance(end, float) else end for end in ends]
+            return name if words[1] is None else f"{name} ({words[0]} to {words[1]})"
+
+        skipped = [name for name, column in self.columns.items() if isinstance(column, _Skip)]
+        groups = {
+            "inputs": [*self.inputs], "learnt": self.targets, "weight": [*self.weights], "left out": skipped
+        }  # fmt: skip
+        most = 40  # a choice: a page can still be read
+        return "; ".join(
+            f"{what}: {', '.join(map(said, names[:most]))}"
+            + (f" and {len(names) - most} more" if len(names) > most else "")
+            for what, names in groups.items()
+            if names
+        )
+
     def data_set(
         self, path: PathLike, values: Mapping[str, Any], train: Records, test: Records, population: int
     ) -> DataSet:
@@ -370,7 +391,7 @@ class Table(_Declared):
             test=test,
             population=population,
             num_classes=len(self.class_names) or 1,
-            description="rows of a table, encoded by a declared schema" + (f"; {MEDIAN}" if is_log else ""),
+            description=f"rows of a table; {self._in_words}" + (f"; {MEDIAN}" if is_log else ""),
             class_names=self.class_names,
             vocabulary_size=texts[0].vocabulary if texts else None,
             task=self.task,
