@@ -688,13 +688,16 @@ def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -
 def _coded(cells: Cells, at: int, name: str, encode: Callable[[str], Any]) -> np.ndarray:
     """The codes of a column's cells, each distinct one computed once."""
     which, distinct = pd.factorize(cells.rows[at])
-    codes = []
+    codes, wrong = [], dict[int, str]()
     for i, cell in enumerate(distinct):
         try:
             codes.append(encode(cell.strip()))
         except ValueError as error:
-            row = int(np.argmax(which == i))
-            raise DataFileError(f"{cells.place(row)}, column {name!r}: {error}") from None
+            wrong[i] = str(error)
+    if wrong:
+        rows = np.flatnonzero(np.isin(which, [*wrong]))
+        more = f" Cells of this column that do not fit: {len(rows):,}." if len(rows) > 1 else ""
+        raise DataFileError(f"{cells.place(int(rows[0]))}, column {name!r}: {wrong[which[rows[0]]]}{more}")
     found = np.array(codes)
     return (found.astype(np.float32) if found.dtype == np.float64 else found)[which]
 
