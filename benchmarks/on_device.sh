@@ -38,11 +38,12 @@ $python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name() 
     | tee "$out/machine.txt"
 part tests 70 "$python" -m pytest -q -x -p no:cacheprovider tests/training/test_devices.py \
     tests/privacy/test_noise_kernel.py
+part graphs 45 "$python" benchmarks/graphs.py
 # shellcheck disable=SC2086  # lists of names
 part step 60 "$python" benchmarks/device_step.py --on "$on" --tasks $rows --steps 10
 # shellcheck disable=SC2086
-part compared 110 "$python" benchmarks/step_time.py --tasks $few --rounds "$rounds" --seconds "$seconds" \
+part compared 90 "$python" benchmarks/step_time.py --tasks $few --rounds "$rounds" --seconds "$seconds" \
     --threads "$threads" --methods $methods --out "$out/compared.json"
 # shellcheck disable=SC2086
-part jax 60 "$python" benchmarks/jax_privacy.py --tasks $jax --seconds "$seconds"
-part training 60 "$python" -m equipoise train --data digits --device "$on" --run-dir "$out/run"
+part jax 45 "$python" benchmarks/jax_privacy.py --tasks $jax --seconds "$seconds"
+part training 50 "$python" -m equipoise train --data digits --device "$on" --run-dir "$out/run"

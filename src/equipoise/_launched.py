@@ -70,7 +70,8 @@ class CudaGraph:
 
 
 #: What captures on each kind of device. None unless EQUIPOISE_GRAPHS=1: on an H200 (PyTorch 2.11) trainings
-#: by graphs ended at other bits than those by operations, or launched none, and nobody knows yet why.
+#: by graphs ended at other bits than those by operations, or launched none; `benchmarks/graphs.py` looks for
+#: the reason, which nobody knows yet.
 GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]], torch.device], Graph]] = (
     {"cuda": CudaGraph} if os.environ.get("EQUIPOISE_GRAPHS") == "1" else {}
 )

@@ -27,7 +27,7 @@ def test_each_part_of_the_script_for_a_device_leaves_its_result(tmp_path):
         [BENCHMARKS / "on_device.sh", tmp_path], check=True, env=environment, stdout=subprocess.DEVNULL
     )
     ended = [line.split()[:4] for line in (tmp_path / "parts.txt").read_text().splitlines()]
-    names = ("tests", "step", "compared", "training")
+    names = ("tests", "graphs", "step", "compared", "training")
     assert [part for part in ended if part[0] in names] == [[name, "ended", "with", "0"] for name in names]
     assert (tmp_path / "jax.txt").read_text()  # its row, or that it is not installed
     assert "mlp-16" in (tmp_path / "step.txt").read_text()
