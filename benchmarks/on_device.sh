@@ -17,17 +17,17 @@ if [ "$has_gpu" = 1 ]; then
     rows="mlp-16 mlp cnn gpt2-small-flat lora-flat gpt2-small lora resnet20 attention gpt2 lm-256"
     few="mlp-16 mlp cnn gpt2-small-flat lora-flat resnet20 attention gpt2"
     jax="mlp-16 mlp cnn lm-64 lm-256 gpt2-small"
-    on=cuda rounds=3 seconds=0.3 threads=8
+    on=cuda rounds=3 seconds=0.3 threads=8 slower=1
     methods="plain ours ours-training vmap opacus-hooks opacus-functorch opacus-ghost"
 else
     rows="mlp-16" few="mlp-16" jax="mlp-16"
-    on=cpu rounds=1 seconds=0.05 threads=1
+    on=cpu rounds=1 seconds=0.05 threads=1 slower=5
     methods="plain ours-training"
 fi
 
 # A part: its name, its most seconds, and the command. One that fails or takes too long ends no other.
 part() {
-    local name=$1 limit=$2
+    local name=$1 limit=$(($2 * slower))
     shift 2
     echo "== $name"
     timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
