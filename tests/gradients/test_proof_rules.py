@@ -186,6 +186,8 @@ SAMPLES: dict[str, list[list[Any]]] = {
     "huber_loss": [[t(3, 6), t(3, 6), 0], [t(3, 6), t(3, 6), 2]],
     "binary_cross_entropy": [[shares(3, 6), shares(3, 6), None, 0], [shares(3, 6), shares(3, 6), t(6), 0],
         [shares(3, 6), shares(3, 6), None, 1]],
+    "binary_cross_entropy_with_logits": [[t(3, 6), shares(3, 6), None, None, 0],
+        [t(3, 6), shares(3, 6), t(6), t(6), 0], [t(3, 6), shares(3, 6), None, None, 1]],
     **alike([[t(3, 6), t(3, 6), t(3, 6), 0], [t(), t(3, 6), t(3, 6), 1]], "mse_loss_backward",
         "soft_margin_loss_backward"),
     "smooth_l1_loss_backward": [[t(3, 6), t(3, 6), t(3, 6), 0, 1.0], [t(), t(3, 6), t(3, 6), 1, 1.0]],

@@ -129,6 +129,7 @@ def multiplied(out: Seen, *args: Any) -> Kind:
 
 @rule("mse_loss smooth_l1_loss huber_loss binary_cross_entropy mse_loss_backward smooth_l1_loss_backward")
 @rule("huber_loss_backward binary_cross_entropy_backward soft_margin_loss soft_margin_loss_backward")
+@rule("binary_cross_entropy_with_logits")
 def elementwise_loss(out: Seen, *args: Any) -> Kind:
     if not out.shape or not args[0].shape:
         raise MixesError("over the records' axis, as reduction='none' would not")
