@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization as ser
@@ -109,6 +112,23 @@ def test_what_nobody_signed_is_listed(run, equipoise, keys):
     assert "the scores, report.html" in unsigned()[0]
     equipoise.ok("sign", run, "--key", keys[0])
     assert not unsigned()
+
+
+def test_the_page_of_a_copied_folder_is_the_one_that_was_signed(run, equipoise, tmp_path, keys):
+    equipoise.ok("report", run)
+    equipoise.ok("sign", run, "--key", keys[0])
+    copy = shutil.copytree(run, tmp_path / "secret patients")
+    equipoise.ok("report", copy)
+    assert equipoise("verify", copy, "--key", keys[1], "--json").code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_output_that_is_full_is_no_inconsistency(run):
+    command = [sys.executable, "-m", "equipoise", "verify", run, "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+    assert ended.returncode not in (0, 1)
 
 
 def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, equipoise, keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from equipoise._say import at_width, wrapped
@@ -87,6 +87,7 @@ def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
 def fail(message: str, as_json: bool, code: int, name: str = "equipoise") -> int:
     """Say why nothing came of it; gives the exit code back."""
     if as_json:
-        print(json.dumps({"error": message, "exit_code": code}))
+        with suppress(OSError):  # this output may be what is full
+            print(json.dumps({"error": message, "exit_code": code}))
     print(at_width(f"{name}: {message}"), file=sys.stderr)
     return code

@@ -81,7 +81,7 @@ def render_page(run: Run) -> str:
             kind="training report",
             what="run",
             title=run.title,
-            subtitle=" · ".join(filter(None, (run.name, str(details.get("method") or ""), steps, begun))),
+            subtitle=" · ".join(filter(None, (str(details.get("method") or ""), steps, begun))),
             figures=_figures(run),
             seeded=not run.is_private,
             guarantee=run.guarantee,

@@ -88,9 +88,11 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Model and data; the folder's name where the training noted none."""
+        """Model and data, or what a training in Python notes of its model; never the folder's name."""
         model, data = self.details.get("model"), self.details.get("data")
-        return f"{model} on {data}" if model and data else self.name
+        if isinstance(model, Mapping):
+            return f"{model['class']} of {model['parameters']:,} parameters"
+        return f"{model} on {data}" if model and data else "private training"
 
     @property
     def is_private(self) -> bool:
