@@ -22,6 +22,7 @@ _REMEDIES = {
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: "a file of that name is there; name a new folder",
     errno.EISDIR: "it is a folder; name a file",
+    errno.EFBIG: "a file may not become so large there; raise the limit (ulimit -f), or name another device",
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
     errno.EROFS: "its device can only be read; name a folder on another one",
@@ -82,9 +83,11 @@ def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):  # a full disk names no file, and the temporary one is none to name
+            error.filename, error.filename2 = str(path), None
         raise
     # The rename itself must survive a power cut.
     with contextlib.suppress(OSError):
@@ -103,4 +106,4 @@ def schema_file(data: PathLike) -> Path:
     """
     path = Path(data)
     path = path.with_suffix("") if path.suffix == ".gz" else path
-    return path.with_suffix(".schema.toml")
+    return path.parent / f"{path.stem}.schema.toml"  # also of a folder, which the reader refuses in words

@@ -78,6 +78,9 @@ federate --method dp-fedavg-quantile --recipe as-published | has only library
 federate --clients 3 --clients-per-round 4 | there are 3 clients
 federate --clip-norm quantile | takes a number
 federate --option tau=-1 | tau
+schema init . | '.': it is a folder
+schema init / | '/': it is a folder
+schema ranges . --epsilon 1 --ledger l.jsonl | the schema '.schema.toml' does not exist
 sweep --data digits | --grid is missing
 sweep --data digits --grid data=digits,mnist | data is shared by all runs
 sweep --data digits --grid epsilon=1 --grid epsilon=2 | epsilon is there twice

@@ -113,6 +113,7 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
         (tmp_path / name / "checkpoint" / "settings.json").write_text(settings)
         (tmp_path / name / "model.safetensors").write_bytes(b"junk")
+        (tmp_path / name / "config.json").write_text("{}")
     code = (
         "import sys, equipoise.cli as cli\n"
         "for line in sys.stdin.read().splitlines():\n"

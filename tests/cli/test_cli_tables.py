@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -43,7 +44,8 @@ def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
 @pytest.mark.parametrize("model", ["logistic", "additive"])
 def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, folder, tmp_path, model):
     run, output, held_out = tmp_path / "run", tmp_path / "out.csv", folder / "held_out.csv"
-    data = ("--data", folder / "people.csv", "--test", held_out, "--run-dir", run)
+    people_file = folder / "people.csv"
+    data = ("--data", people_file, "--test", held_out, "--run-dir", run)
     found = equipoise.ok(f"train {SMALL} --model {model}", *data)
     assert Assumption.HELD_OUT not in found.value["statement"]["assumptions"]
     scores, baseline = found.value["evaluation"], found.value["baseline"]
@@ -72,6 +74,12 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert "--data FILE" in equipoise("predict --json", run).value["error"]
     other = equipoise("predict --json --data digits", run).value["error"]
     assert "the run was trained on another kind of data" in other
+    kept = {file: file.read_bytes() for file in (held_out, people_file, *filter(Path.is_file, run.iterdir()))}
+    for file in (*kept, run / "new.csv"):
+        assert "writes over nothing" in equipoise.refused(
+            "predict", run, "--data", held_out, "--output", file
+        )
+    assert all(file.read_bytes() == content for file, content in kept.items())
     write(tmp_path / "one.csv", [row for row in people if row["buys"] == "no"])
     one_class = equipoise.ok("predict", run, "--data", tmp_path / "one.csv")
     assert "no record that is evaluated on has the class 'yes'" in one_class.out
@@ -162,6 +170,11 @@ def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_pat
     assert all(float(row["prediction"]) > 50 for row in rows)  # the others had no weight
     both = equipoise("predict --json run --data people.csv --by town --by id").value["by"]
     assert [group["records"] for group in both.values()] == [1, 1, 1]
+    (tmp_path / "commas.csv").write_text(
+        'id,age,wage,buys,member,town\nz,30,60,yes,no,"x, y"\n"y, z",40,70,no,yes,x\n'
+    )
+    apart = equipoise("predict --json run --data commas.csv --by town --by id").value["by"]
+    assert [group["records"] for group in apart.values()] == [1, 1]
     wrong = equipoise("predict --json run --data people.csv --by twon").value["error"]
     assert "Did you mean town?" in wrong
 

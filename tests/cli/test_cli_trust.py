@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,24 @@ def test_output_that_is_full_is_no_inconsistency(run):
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
     assert ended.returncode not in (0, 1)
+
+
+def test_a_full_disk_names_its_file_and_the_run_to_go_on_with(run, equipoise):
+    page, old = run / "report.html", resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = page.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, old[1]))
+    try:
+        said = equipoise.refused("report", run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert f"{str(page)!r}: " in said
+    assert f"equipoise resume {run}" in said
+    assert page.read_bytes() == before
+
+
+def test_a_run_without_its_configuration_is_told_so(run, equipoise):
+    (run / "config.json").unlink()
+    assert "holds no config.json" in equipoise.refused("predict", run)
 
 
 def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, equipoise, keys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise._files import write_atomically
 from equipoise.app.data_loading import cache_folder, load_data
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, data_form
@@ -76,15 +79,17 @@ def predict_run(
 
         found_cells = cells_of(settings.data, schema, [*by, *keep])
         kept = found_cells[len(by) :]
-        cells = list(map(", ".join, zip(*found_cells[: len(by)], strict=True)))
+        together = zip(*found_cells[: len(by)], strict=True)
+        cells = [row[0] if len(row) == 1 else ", ".join(map(_within_a_list, row)) for row in together]
         for value in sorted(set(cells)):
             rows = torch.tensor([cell == value for cell in cells])
             groups[value] = {"records": int(rows.sum()), "evaluation": scores_of(rows)}
     if output is not None:
         header, written = _predictions(dataset, task.link(outputs))
-        _write_rows(
-            output, [*keep, *header], ([*own, *row] for *own, row in zip(*kept, written, strict=True))
-        )
+        text = io.StringIO()
+        table = ([*own, *row] for *own, row in zip(*kept, written, strict=True))
+        csv.writer(text, lineterminator="\n").writerows([[*keep, *header], *table])
+        write_atomically(output, text.getvalue().encode(), mode=0o644)
     return {
         "run_dir": folder,
         "data": settings.data_name,
@@ -121,12 +126,13 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
     return load_data(replace(settings, population=population)), True
 
 
-def _write_rows(path: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """One row per record, under a header."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def _within_a_list(cell: str) -> str:
+    """The cell, quoted if it holds a sign of the list: other cells never give the same list.
+
+    >>> _within_a_list("Rome"), _within_a_list("Rome, Italy")
+    ('Rome', '"Rome, Italy"')
+    """
+    return json.dumps(cell, ensure_ascii=False) if set(cell) & set(',"') else cell
 
 
 def _predictions(dataset: DataSet, outputs: Tensor) -> tuple[list[str], Sequence[Sequence[Any]]]:

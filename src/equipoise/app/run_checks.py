@@ -76,10 +76,14 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 
 
 def schema_of_run(folder: str) -> dict[str, Any] | None:
-    """The schema of the table or the images that a run or federation was trained on; None of other data."""
-    path = Path(folder) / (RESULT_FILE if is_federation(folder) else "config.json")
-    config = read_json(path) if path.is_file() else None
-    schema = config.get("schema") if isinstance(config, dict) else None
+    """The schema of the table or the images that a run or federation was trained on; None of other data.
+
+    Raises:
+        RunFolderError: the file that would hold it is missing or damaged.
+    """
+    name = RESULT_FILE if is_federation(folder) else "config.json"
+    lost = "it says how the data are read. Restore it from a copy of the run."
+    schema = read_object(file_of_run(folder, name, lost)).get("schema")
     return schema if isinstance(schema, dict) else None
 
 

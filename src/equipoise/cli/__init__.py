@@ -14,11 +14,14 @@ A command is a function in a file of this folder, imported here and named in `CO
 
 from __future__ import annotations
 
+import errno
 import re
+import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +31,7 @@ from equipoise._files import explained
 from equipoise._say import at_width
 from equipoise._version import __version__
 from equipoise.app.option_checks import ELSEWHERE, USUAL_NAMES, in_option_words
+from equipoise.app.run_checks import SETTINGS_FILE
 from equipoise.app.settings import RunSettings, facts
 from equipoise.cli.audit_command import audit
 from equipoise.cli.plan_commands import calibrate, check, methods, recipe, schema
@@ -148,9 +152,16 @@ def is_taught(error: Exception, packages: tuple[str, ...] = ("equipoise",)) -> b
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(packages)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _words(error: Exception) -> str:
     if isinstance(error, OSError):
-        error = explained(error, repr(str(error.filename or "a file")))
+        place, is_full = str(error.filename or "a file"), error.errno in _FULL
+        error = explained(error, repr(place))
+        run = next((one for one in Path(place).parents if (one / SETTINGS_FILE).is_file()), None)
+        if is_full and run is not None:
+            return f"{error}. Then go on with: equipoise resume {shlex.quote(str(run))}"
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)
     if message is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise._files import make_folder, schema_file
+from equipoise._files import make_folder, schema_file, write_atomically
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise._say import continued
 from equipoise._validate import delta_warning, suggestion
@@ -44,9 +44,8 @@ def calibrate(
     with open_console(True).status("computing"):
         found = answer(asked)
     if run_dir is not None:
-        (make_folder(run_dir, "run_dir") / "calibration.json").write_text(
-            json.dumps(found, indent=2) + "\n", encoding="utf-8"
-        )
+        path = make_folder(run_dir, "run_dir") / "calibration.json"
+        write_atomically(path, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
     console = open_console(json_output)
     if json_output:
         emit(found)
@@ -246,7 +245,7 @@ def init(
     text, left = first_schema(
         table, header=not no_header, delimiter=delimiter, target=target, public_rows=public_rows
     )
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text.encode(), mode=0o644)
     if json_output:
         emit({"schema": str(path), "to_fill_in": left})
         return

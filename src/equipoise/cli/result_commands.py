@@ -140,6 +140,13 @@ def predict(
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
     check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)
+    if output is not None and (
+        Path(output).exists() or Path(folder).resolve() in Path(output).resolve().parents
+    ):
+        raise UsageError(
+            f"--output {output!r} is there already, or lies in the run's folder, and predict writes over "
+            "nothing: neither data nor a model. Remove it, or name a new file elsewhere."
+        )
     with loading():
         from equipoise.app.predict import predict_run
 

@@ -114,8 +114,12 @@ class JSONLines:
             # JSON has no infinity; null says "no number" to every reader.
             plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
-        with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(plain) + "\n")
+        try:
+            with os.fdopen(descriptor, "a") as file:
+                file.write(json.dumps(plain) + "\n")
+        except OSError as error:  # a full disk names no file
+            error.filename = str(self.path)
+            raise
 
     def close(self) -> None:
         """Nothing to do: every row is written at once."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise._files import write_atomically
 from equipoise._run_files import read_object
 from equipoise.app.build import assemble
 from equipoise.app.method_settings import make_method
@@ -120,9 +121,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         },
         "figure": str(figure),
     }
-    out = Path(folder) / "private" / "audit.json"
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    out.chmod(0o600)
+    write_atomically(Path(folder) / "private" / "audit.json", (json.dumps(found, indent=2) + "\n").encode())
     save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
     return found
 
