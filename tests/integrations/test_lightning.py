@@ -16,7 +16,7 @@ from equipoise.statements.assumptions import CHANGED, Assumption
 
 lightning = pytest.importorskip("lightning", reason="needs the extra lightning")
 
-from equipoise.integrations.lightning import fit  # noqa: E402
+from equipoise.integrations.lightning import REFUSED_HOOKS, fit  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 from small_problems import network, records  # noqa: E402
@@ -163,6 +163,42 @@ REFUSED = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "overfit_batc
 def test_a_setting_that_does_not_go_with_private_steps_is_refused_by_name(tmp_path, option, value):
     with pytest.raises(ValueError, match=rf"Trainer\({option}="):
         fitted(trainer_of(tmp_path, **{option: value}), Classifier())
+
+
+@pytest.mark.parametrize("hook", [name for names in REFUSED_HOOKS for name in names])
+def test_a_hook_that_no_private_step_calls_is_refused_by_name(tmp_path, hook):
+    """Of a module, and of a callback that the module brings."""
+    own = {hook: lambda *_: None}
+    hooked = [type("Hooked", (Classifier,), own)]
+    if hasattr(lightning.Callback, hook):
+        callback = type("Hooked", (lightning.Callback,), own)
+        hooked.append(type("Bringing", (Classifier,), {"configure_callbacks": lambda _: callback()}))
+    for kind in hooked:
+        with pytest.raises(TypeError, match=rf"Hooked\.{hook} would not be called"):
+            fitted(trainer_of(tmp_path), kind())
+
+
+def test_a_callback_that_averages_weights_is_refused_by_name(tmp_path):
+    class Own(lightning.pytorch.callbacks.StochasticWeightAveraging):
+        pass
+
+    with pytest.raises(ValueError, match=r"callback Own .*ema_decay="):
+        fitted(trainer_of(tmp_path, callbacks=[Own(1e-2)]), Classifier())
+
+
+class Move(lightning.Callback):
+    def on_train_end(self, trainer, pl_module):
+        with torch.no_grad():
+            pl_module.net[0].weight.zero_()
+
+
+def test_a_run_whose_end_fails_goes_on_in_the_same_process(tmp_path):
+    whole, again = Classifier(), Classifier()
+    fitted(trainer_of(tmp_path), whole)
+    with pytest.raises(RuntimeError, match="parameters of the model changed"):
+        fitted(trainer_of(tmp_path, callbacks=[Move()]), Classifier(), folder=tmp_path / "run")
+    fitted(trainer_of(tmp_path), again, resume=True, folder=tmp_path / "run")
+    assert torch.equal(flat(again), flat(whole))
 
 
 class Normed(Classifier):

@@ -28,10 +28,36 @@ from equipoise.training.loop import OF_FOLDER
 
 with of_extra():
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
 __all__ = ["fit"]
 
 LOGGED = ("learning_rate", "clip_norm", "released_norm", "noise_norm", "epsilon")
+
+_AVERAGE = "it moves the parameters; give run=Run(ema_decay=...)"
+#: Callbacks by the name of their class, with the reason and what to do instead.
+REFUSED_CALLBACKS = {
+    "BatchSizeFinder": "it takes steps of its own; state the expected batch size in sampling=...",
+    "LearningRateFinder": "it takes steps of its own; choose the rate on public data",
+    "ModelPruning": "it moves the parameters; prune the trained model",
+    "SpikeDetection": "it reads the training loss, which is private",
+    "StochasticWeightAveraging": _AVERAGE,
+    "WeightAveraging": _AVERAGE,
+}
+
+#: Hooks of a module or a callback that no private step calls, with what to do instead.
+REFUSED_HOOKS = {
+    ("optimizer_step", "lr_scheduler_step"): (
+        "rates are those of configure_optimizers(); a warm-up is a scheduler there, such as LambdaLR"
+    ),
+    ("configure_gradient_clipping",): "records are clipped by method=DPSGD(clip_norm=...)",
+    ("backward", "on_before_backward", "on_after_backward", "on_before_zero_grad", "optimizer_zero_grad"): (
+        "on_before_optimizer_step is, with the released gradient"
+    ),
+    ("on_before_batch_transfer", "on_after_batch_transfer"): (
+        "prepare private records in data=... or loss=..., public ones in validation_step"
+    ),
+}
 
 
 def fit(
@@ -74,7 +100,8 @@ def fit(
         The training, finished.
 
     Raises:
-        ValueError: a setting of the trainer that does not go with private steps; it is named.
+        ValueError: a setting or callback of the trainer that does not go with private steps; it is named.
+        TypeError: the module or a callback has a hook that no private step calls; it is named.
     """
     _check(trainer)
     begun = Run.of(run)
@@ -88,16 +115,17 @@ def fit(
     evaluations = _Evaluations(bridge)
     trainer.callbacks.append(evaluations)
     try:
-        trainer.fit(module, val_dataloaders=val_dataloaders)
+        try:
+            trainer.fit(module, val_dataloaders=val_dataloaders)
+        finally:
+            trainer.callbacks.remove(evaluations)
+            module.__class__, module.automatic_optimization = own, was_automatic
+        assert bridge.training is not None
+        bridge.training.finish()
     except BaseException:
         if bridge.training is not None:
             bridge.training.close()
         raise
-    finally:
-        trainer.callbacks.remove(evaluations)
-        module.__class__, module.automatic_optimization = own, was_automatic
-    assert bridge.training is not None
-    bridge.training.finish()
     return bridge.training
 
 
@@ -121,6 +149,24 @@ def _check(trainer: Trainer) -> None:
             f"Trainer(precision={known.precision!r}) scales the loss by what overflowed, which follows "
             "private records (GradScaler); give precision='bf16-mixed', which needs no scaling."
         )
+
+
+def _check_hooks(trainer: Any, module: LightningModule) -> None:
+    """Refuse callbacks that train in their own way, and hooks that would be ignored."""
+    for callback in trainer.callbacks:
+        for kind in type(callback).__mro__:
+            if (reason := REFUSED_CALLBACKS.get(kind.__name__)) is not None:
+                raise ValueError(
+                    f"the callback {type(callback).__name__} does not go with private steps: {reason}."
+                )
+    for owner in (module, *trainer.callbacks):
+        parent = LightningModule if owner is module else Callback
+        for names, remedy in REFUSED_HOOKS.items():
+            for name in names:
+                if hasattr(parent, name) and is_overridden(name, owner, parent):
+                    raise TypeError(
+                        f"{type(owner).__name__}.{name} would not be called in a private step: {remedy}."
+                    )
 
 
 @contextmanager
@@ -261,6 +307,9 @@ class _Evaluations(Callback):
 
     def __init__(self, bridge: _Bridge) -> None:
         self._bridge = bridge
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        _check_hooks(trainer, pl_module)  # those of configure_callbacks() are there by now
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training = self._bridge.training
