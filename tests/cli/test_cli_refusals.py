@@ -22,6 +22,7 @@ train --batch-size 5000 | the population is 1437
 train --sampling full-batch --batch-size 50 | full-batch takes all records in every step
 train --optimizer lion | sgd, adam or adamw
 train --optimizer adam --momentum 0.5 | --momentum is 0.5, but --optimizer adam
+train --data {people} --test-share 0.2 --population 700 {subsets} | where the number of
 train --learning-rate 1e308 | --learning-rate is 1e+308
 train --clip-norm 0 | --clip-norm is '0', but it must be a number above 0
 train --clip-norm quantile:2 | between 0 and 1
@@ -102,6 +103,7 @@ WORDS = {
     "users": "--data {patients} --test-share 0.2 --epsilon 8 --delta 1e-4 --batch-size 150 --dry-run",
     "two": "--unit user --owner patient --records-per-user 2",
     "calibrate": "calibrate --population 1000 --batch-size 100",
+    "subsets": "--sampling without-replacement --batch-size 50",
     "search": "search --data digits --subset 400 --batch-size 50 --epochs 1 --private-validation 0.2 "
     "--grid learning_rate=0.01,0.3,1 --mean 3",
 }

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from equipoise.app.settings import RunSettings
 from equipoise.app.statistics import statistics_loss
 from equipoise.cli.result_commands import UNPROTECTED
 from equipoise.statements.assumptions import Assumption
+from equipoise.training.metrics import MetricsLog
 
 SMALL = "--epochs 6 --batch-size 150 --noise-multiplier 1 --seed 1 --json"
 
@@ -177,6 +180,34 @@ def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_pat
     assert [group["records"] for group in apart.values()] == [1, 1]
     wrong = equipoise("predict --json run --data people.csv --by twon").value["error"]
     assert "Did you mean town?" in wrong
+
+
+def test_a_run_goes_on_with_the_coding_and_the_test_records_it_began_with(
+    equipoise, folder, tmp_path, monkeypatch
+):
+    def stop(self, done, outcome, ledger):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(self, done, outcome, ledger)
+
+    step, run = MetricsLog.step, tmp_path / "run"
+    for name in ("people.csv", "held_out.csv", "people.schema.toml"):
+        shutil.copy(folder / name, tmp_path)
+    table, held_out, schema = (
+        tmp_path / "people.csv",
+        tmp_path / "held_out.csv",
+        tmp_path / "people.schema.toml",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLog, "step", stop)
+        cut = equipoise(f"train {SMALL} --data {table} --test {held_out} --run-dir", run)
+    assert cut.code == 130
+    lines = held_out.read_text().splitlines(keepends=True)
+    held_out.write_text("".join(lines[:51]))
+    assert "(200 then, 50 now)" in equipoise.refused("resume", run)
+    held_out.write_text("".join(lines))
+    schema.write_text(schema.read_text().replace('["no", "yes"]', '["yes", "no"]').replace("600", "60000"))
+    found = equipoise.ok("resume --json", run).value["evaluation"]
+    assert equipoise.ok("predict --json", run, "--data", held_out).value["evaluation"] == pytest.approx(found)
 
 
 def pictures(folder, count):

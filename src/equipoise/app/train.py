@@ -12,8 +12,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from math import isclose, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,12 @@ from safetensors.torch import load_file
 
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
-from equipoise._run_files import each_row, read_object
+from equipoise._run_files import RunFolderError, each_row, read_object
 from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.model_table import ON_FEATURES
-from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
+from equipoise.app.option_checks import SettingsError, data_form, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished, report_values
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning
@@ -38,6 +39,7 @@ from equipoise.published.non_private import NonPrivate
 from equipoise.training import PrivateTraining, Run
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.restarts import undo_start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +72,12 @@ def train_run(
     with console.status("calibrating the noise and checking the gradients"):
         training = build_training(experiment, make_run=WithSettings, writers=writers)
     _introduce(training, experiment, console)
-    return _run(training, experiment, settings.run_dir, console)
+    try:
+        return _run(training, experiment, settings.run_dir, console)
+    except Exception:
+        with suppress(RunFolderError):  # something was drawn: what it cost stays
+            undo_start(RunFolder(settings.run_dir))
+        raise
 
 
 def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
@@ -124,12 +131,16 @@ def resume_run(
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
         return _answer(folder, settings, finished=True, seconds=0.0)
-    settings = replace(settings, run_dir=folder)
-    experiment = assemble_shown(settings, console)
+    place = RunFolder(folder)
+    config = place.read_config()
+    # rows are coded as the first steps had them, whatever has become of the schema's file
+    schema = str(place.config) if data_form(settings.data) == "table" else None
+    experiment = assemble_shown(replace(settings, run_dir=folder, schema=schema), console)
+    _check_same(folder, config, experiment)
     # no file holds the public records, and a class of the user's own is not registered under its name
     public = None if experiment.public is None else PublicRecords(experiment.public)
     kind = find(settings.method, settings.recipe or "library")
-    method = rebuild_method(RunFolder(folder).read_config(), public, kind)
+    method = rebuild_method(config, public, kind)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
         method = experiment.with_scores(method)
@@ -236,7 +247,6 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_json(path, asdict(settings), mode=0o600)
-    baseline, answer = experiment.baseline
     config = folder / "config.json"
     content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()
@@ -244,18 +254,42 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         **settings.publishable(),
         "population": experiment.dataset.population,
         "steps": experiment.sampling.steps,
-        **(
-            {"test_records": count, "test_records_apart": settings.test_records_apart}
-            if (count := len(experiment.dataset.test))
-            else {}
-        ),
-        **{f"baseline_{name}": value for name, value in baseline.items()},
-        "baseline": answer,
+        **_of_test_records(experiment),
         **({"data_description": about} if (about := experiment.dataset.description) else {}),
     }
     if experiment.dataset.schema is not None:
         content["schema"] = dict(experiment.dataset.schema)
     _write_json(config, content, mode=0o644)
+
+
+def _of_test_records(experiment: Experiment) -> dict[str, Any]:
+    """What is published of the records that are evaluated on: their number, and what any model reaches."""
+    (baseline, answer), count = experiment.baseline, len(experiment.dataset.test)
+    found = {"test_records": count, "test_records_apart": experiment.settings.test_records_apart}
+    numbers = {f"baseline_{name}": value for name, value in baseline.items()}
+    return {**(found if count else {}), **numbers, "baseline": answer}
+
+
+def _check_same(folder: str, config: Mapping[str, Any], experiment: Experiment) -> None:
+    """Refuse to go on where what is published of the data would not be of those that scores are taken on.
+
+    Raises:
+        RunFolderError: the classes of images, or the test records, are others than when the run began.
+    """
+    before, now = config.get("experiment", {}), _of_test_records(experiment)
+    same = all(
+        isclose(value, before.get(name, nan), rel_tol=1e-4)  # summed on another machine, perhaps
+        if isinstance(value, float)
+        else value == before.get(name)
+        for name, value in now.items()
+    )
+    classes = (experiment.dataset.schema or {}).get("classes")
+    if not same or classes != config.get("schema", {}).get("classes"):
+        raise RunFolderError(
+            f"run={folder!r} began with other classes or records to evaluate on "
+            f"({before.get('test_records', 0):,} then, {now.get('test_records', 0):,} now), so its scores "
+            "would be of neither. Give the files as they were; nothing was spent."
+        )
 
 
 def _write_json(path: Path, content: Mapping[str, Any], mode: int) -> None:
