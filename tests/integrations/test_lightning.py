@@ -112,6 +112,16 @@ def test_parameters_are_those_of_private_training(tmp_path, is_validated):
     assert module.started == 1
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
+def test_records_are_converted_to_the_precision_of_the_trainer(tmp_path, precision, dtype):
+    given, converted = Classifier(), Classifier()
+    data = {"input": records()["input"].to(dtype), "label": records()["label"]}
+    fitted(trainer_of(tmp_path, precision=precision), given)
+    fitted(trainer_of(tmp_path, precision=precision), converted, data=data)
+    assert flat(given).dtype == dtype
+    assert torch.equal(flat(given), flat(converted))
+
+
 def test_loggers_get_publishable_numbers(tmp_path):
     """And nothing that a loss logs of private records."""
     rows = Rows()

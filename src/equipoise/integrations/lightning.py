@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.privacy import Sampling
 from equipoise.training import PrivateTraining, Run
@@ -217,8 +216,14 @@ class _Bridge:
                     "'interval': 'step'}, with lengths in steps"
                 )
             scheduler = config.scheduler
+        plugin, own_loss = trainer.precision_plugin, self.loss
+
+        def in_precision(module: nn.Module, batch: Any) -> Tensor:
+            with plugin.forward_context():
+                return own_loss(module, plugin.convert_input(batch))
+
         shared = {
-            "loss": in_bfloat16(self.loss, module.device) if trainer.precision == "bf16-mixed" else self.loss,
+            "loss": own_loss if trainer.precision == "32-true" else in_precision,
             "data": self.data,
             "run": replace(self.run, scheduler=scheduler),
         }
