@@ -51,6 +51,11 @@ def given(name: str, value: Any) -> str:
     return f"{name}={value!r}" if plain else name
 
 
+def _of_numpy(value: Any) -> str:
+    """How a scalar of NumPy becomes a number."""
+    return ", such as its .item()" if hasattr(value, "item") else ""
+
+
 def positive(remedy: str = "", /, **named: Any) -> None:
     """Each must be a finite number above zero.
 
@@ -69,7 +74,7 @@ def positive(remedy: str = "", /, **named: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(
                 f"{given(name, value)} must be a number, not {type(value).__name__}: give a finite number "
-                f"above zero{also}"
+                f"above zero{_of_numpy(value)}{also}"
             )
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r} must be positive and finite: it is a number above zero{also}")
@@ -118,6 +123,7 @@ def count(meaning: str = "", /, **named: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
                 f"{given(name, value)} must be an integer, not {type(value).__name__}: it is {what}"
+                f"{_of_numpy(value)}"
             )
         if value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1: it is {what}")

@@ -37,6 +37,10 @@ def test_prepared_objects_are_taken():
     plain, prepared = trained(lambda *objects: objects), trained(accelerator.prepare)
     assert plain[0] == prepared[0] == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert torch.equal(plain[1], prepared[1])
+    waits = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = torch.nn.Linear(3, 3)
+    with waits.accumulate(model), pytest.raises(RuntimeError, match="Nothing was drawn"):
+        trained(waits.prepare)
 
 
 SCRIPT = """

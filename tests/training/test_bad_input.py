@@ -122,6 +122,14 @@ def by_person(model, batch):
     return loss(model, batch) + 0 * batch["person"]
 
 
+class Sharp(torch.optim.SGD):
+    """It looks for a worse point nearby first."""
+
+    def step(self, closure):
+        closure()
+        super().step()
+
+
 USERS = {"records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
 PERSONS = records() | {"person": torch.arange(RECORDS) // 2}
 GIVEN = {"loss": loss, "data": records(), "sampling": eq.Poisson(12, RECORDS, 3)}
@@ -133,7 +141,10 @@ ARGUMENTS = {
     "nothing to train": ({"model": network().requires_grad_(False)}, ValueError, "no trainable parameter"),
     "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
     "several evaluations a step":
-        ({"optimizer": lambda own, lr: torch.optim.LBFGS(own)}, TypeError, "optimizer is a LBFGS"),
+        ({"optimizer": lambda own, lr: torch.optim.LBFGS(own)}, TypeError, "optimizer is a"),
+    "a step that takes a closure": ({"optimizer": Sharp}, TypeError, "step needs closure"),
+    "a differentiable step":
+        ({"optimizer": lambda own, lr: torch.optim.SGD(own, lr, differentiable=True)}, ValueError, "=True"),
     "an optimiser of another model":
         ({"optimizer": lambda own, lr: sgd(network())}, ValueError, "does not hold"),
     "an optimiser that finds its rate":

@@ -1,5 +1,6 @@
 """The loop: what may not change the result, what must, and what a step is."""
 
+import copy
 import json
 import random
 from queue import SimpleQueue
@@ -72,6 +73,36 @@ def test_an_empty_draw_takes_a_step_of_noise():
     shares = [s.released_norm / s.noise_norm for s in steps]
     assert abs(sum(shares) / 3 - 1) < 4 / (2 * 131 * 3) ** 0.5
     assert not torch.equal(parameters(model), before)
+
+
+def test_a_schedule_that_ends_early_or_is_stepped_twice_is_named():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    options = {"optimizer": lambda *_, **__: optimizer, "steps": 6}
+    schedules = torch.optim.lr_scheduler
+    with pytest.raises(ValueError, match="ends after 5 steps, and 6 are planned"):
+        training(model, scheduler=schedules.OneCycleLR(optimizer, 0.3, total_steps=5), **options)
+    scheduler = schedules.OneCycleLR(optimizer, 0.3, total_steps=6)
+    run = training(model, scheduler=scheduler, **options)
+    run.take_step()
+    run.take_step()
+    scheduler.step()
+    with pytest.warns(UserWarning, match="the training loop steps it too"):
+        run.take_step()
+
+
+def test_an_optimizer_that_does_nothing_is_named():
+    class Seldom(torch.optim.SGD):
+        def step(self, closure=None):
+            pass
+
+    with pytest.warns(UserWarning, match="moved no parameter"):
+        training(optimizer=Seldom).take_step()
+
+
+def test_a_training_is_not_copied():
+    with pytest.raises(TypeError, match="resume"):
+        copy.deepcopy(training())
 
 
 def test_a_scheduler_sets_the_rate_of_each_step_and_frozen_parameters_stay():
@@ -284,7 +315,7 @@ def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path, monke
     found = run.finish(stop_fixed_beforehand=not killed)
     assert found.epsilon == spent < run.plan.epsilon(run.delta).value
     assert STOPPED in found.statement.assumptions
-    with pytest.raises(RuntimeError, match="deleted at its end"):
+    with pytest.raises(RuntimeError, match="its key was deleted"):
         run.take_step()
     checked = eq.verify_run(tmp_path / "run")
     assert checked.consistent

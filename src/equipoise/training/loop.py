@@ -393,6 +393,12 @@ class PrivateTraining:
         noise = "".join(correlation_in_words(release.mechanism.describe()) for release in self.plan.releases)
         return f"PrivateTraining({self.method.name}{noise}, {done}, {type(self.model).__name__})"
 
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError(
+            "a training cannot be copied or pickled: two would draw under one key. save_checkpoint() and "
+            "PrivateTraining.resume(...) go on with it elsewhere"
+        )
+
     def __iter__(self) -> Iterator[StepReport]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
         while self.steps_done < self.sampling.steps and self._can_go_on():

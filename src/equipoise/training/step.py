@@ -9,6 +9,7 @@ no other: what it wrote follows private records, and may be there still.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,8 +151,8 @@ class StepRunner:
         self.looks_at_once = setup.rows.backend.is_sharded or not host_waits(setup.device)
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
-        # How many steps average and scheduler have followed.
-        self._followed = done
+        # How many steps average and scheduler have followed, and where that left the scheduler.
+        self._followed, self._epoch = done, None
         self.constants = Constants(
             setup.model,
             setup.rows.engine.loss,
@@ -331,6 +332,12 @@ class StepRunner:
         if scheduler is None:
             self._followed = self.done
             return
+        if self._epoch != getattr(scheduler, "last_epoch", None) and self._epoch is not None:
+            warnings.warn(
+                "Run(scheduler=...) is stepped after each step, and the training loop steps it too: leave "
+                "that out",
+                stacklevel=2,
+            )
         groups = self._setup.optimizer.param_groups
         has_state = hasattr(scheduler, "state_dict")  # one without it, in memory, is told once
         before = scheduler.state_dict() if has_state else None
@@ -341,7 +348,7 @@ class StepRunner:
         ]
         try:
             scheduler.step()
-            self._followed = self.done
+            self._followed, self._epoch = self.done, getattr(scheduler, "last_epoch", None)
         except Exception:  # of the scheduler itself: it is told once
             self._followed = self.done
             raise

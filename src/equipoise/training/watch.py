@@ -15,6 +15,7 @@ changes but writes through `.data`; a value is a digest, which on a device is ta
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -106,6 +107,13 @@ class Watch:
                 raise RuntimeError(f"parameter {name!r} of the model {became} after the start. {FIXED}")
         if self._held_by_optimizer() != self._optimized:
             raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
+        accumulation = getattr(self._setup.optimizer, "gradient_state", None)  # of accelerate's wrapper
+        if accumulation is not None and not accumulation.sync_gradients:
+            raise RuntimeError(
+                "accelerator.accumulate(model) lets the optimizer skip this step, which would be charged all "
+                "the same. Nothing was drawn: leave it out. A private step is one whole draw, and "
+                "Data(microbatch_size=...) bounds its memory"
+            )
         (digest, marks), self._begun = self.left, _marks(self._trained)
         self.before = digest.value()
         if marks != self._begun:
@@ -165,6 +173,12 @@ class Watch:
         stale = {n for n, p in held.items() if isinstance(p, nn.Parameter) and p.grad is not None}
         self._setup.rows.engine.keep_public_writes()
         optimizer.step()
+        if _marks(self._trained) == self._begun and not self.has_moved():
+            warnings.warn(
+                "optimizer.step() moved no parameter, and the step is charged all the same: let the "
+                "optimizer act at every call",
+                stacklevel=2,
+            )
         held = self._held() if self._fixed else {}
         marks = self._marks_of_fixed(held)
         moved = {n for n in self._fixed if n not in stale and (has_hooks or marks[n] != self._marks[n])}

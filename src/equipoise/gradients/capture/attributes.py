@@ -18,7 +18,7 @@ import pathlib
 import sys
 import threading
 import types
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -50,7 +50,7 @@ _AROUND_OTHERS = (types.MethodType, staticmethod, classmethod, property, partial
 
 #: Objects of these are not looked into, but for those that hold settings.
 _PACKAGES = frozenset({"equipoise", "numpy", "torch", *sys.stdlib_module_names})
-_SETTINGS = (types.SimpleNamespace, argparse.Namespace)
+_SETTINGS = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap)
 
 #: Parameters and buffers are other modules' affair.
 _OF_BUFFERS = frozenset({"_parameters", "_buffers"})

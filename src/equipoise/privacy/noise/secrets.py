@@ -94,8 +94,8 @@ class Secrets:
         """
         if self._key is None:
             raise RuntimeError(
-                "the key of this run was deleted at its end; start a new run with new Secrets, in the same "
-                "journal"
+                "this run has ended, and its key was deleted: nothing more can be released. Start a new run, "
+                "with the same journal, Run(journal=...), which adds up what both cost"
             )
         return self._key
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,14 @@ def check_optimizer(
             f"optimizer is {_validate.what_is(optimizer)}, and a private step has one dense gradient (noise "
             "is in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
         )
+    options = [*inspect.signature(type(optimizer).step).parameters.values()][1:]
+    if needed := [p.name for p in options if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]:
+        raise TypeError(
+            f"optimizer is {_validate.what_is(optimizer)}, whose step needs {', '.join(needed)}, and a "
+            "private step has one gradient, which is there when step() is called. Take SGD or Adam"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError("optimizer has differentiable=True, and no gradient goes through a private step")
     if method.is_whole_step and not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
             f"optimizer is {_validate.what_is(optimizer)}, whose steps have a length of their own, and "
@@ -102,12 +111,12 @@ def check_optimizer(
         )
 
 
-def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """The scheduler follows the step alone and steers this optimiser.
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """The scheduler follows the step alone, steers this optimiser and lasts for all steps.
 
     Raises:
         TypeError: a scheduler that wants a metric, or no scheduler.
-        ValueError: it steers another optimiser.
+        ValueError: it steers another optimiser, or ends before the plan.
     """
     if scheduler is None:
         return
@@ -126,6 +135,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError("scheduler steers another optimiser than the one given: build it from that one")
+    if (ends := getattr(scheduler, "total_steps", steps)) < steps:  # OneCycleLR refuses to go further
+        raise ValueError(f"scheduler ends after {ends} steps, and {steps} are planned: give it {steps}")
 
 
 def check_stages(

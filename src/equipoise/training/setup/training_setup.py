@@ -265,7 +265,7 @@ def prepare(
     parameters = trainable(model)
     check_trust(run.trust, model)
     check_optimizer(given.optimizer, parameters, given.method)
-    check_scheduler(run.scheduler, given.optimizer)
+    check_scheduler(run.scheduler, given.optimizer, given.sampling.steps)
     place = move(model, given.optimizer, given.device)
     given.move_step(place)
     processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
