@@ -249,6 +249,64 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
     assert tomllib.loads(text)["header"] is False
 
 
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (",a,b\n4,1,2\n2,3,4\n", ["column-1", "a", "b"]),
+        (",job,buys\n0,baker,yes\n1,smith,no\n2,pilot,no\n", ["column-1", "job", "buys"]),
+        ('"","job"\n"1","baker"\n"2","smith"\n"3","pilot"\n', ["column-1", "job"]),
+        ("age,2023,nan\n30,1,2\n?,3,4\n", ["age", "2023", "nan"]),
+        ("land,2022\nItaly,1\nSpain,2\n", None),
+        ("1,61,baker\n2,30,smith\n3,40,pilot\n", None),
+        (",secretary,yes\n61,baker,no\n", None),
+        ("?,secretary,yes\n61,baker,no\n", None),
+        ("2021,2022\n1,2\n", None),
+    ],
+)
+def test_numbers_and_blanks_are_names_where_the_rest_speaks_for_a_header(tmp_path, rows, names):
+    path = tmp_path / "t.csv"
+    path.write_text(rows)
+    if names is None:
+        with pytest.raises(DataFileError, match="--no-header if it is, or --header"):
+            first_schema(path)
+        names = [name or "column-1" for name in rows.splitlines()[0].split(",")]
+        assert list(tomllib.loads(first_schema(path, header=True)[0])["columns"]) == names
+    else:
+        assert list(tomllib.loads(first_schema(path)[0])["columns"]) == names
+
+
+def test_a_number_of_the_row_is_no_input(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(",a\n" + "".join(f"{i},{i * i % 7}\n" for i in range(9)))
+    kinds = {name: part["type"] for name, part in tomllib.loads(first_schema(path)[0])["columns"].items()}
+    assert kinds == {"column-1": "skip", "a": "number"}
+
+
+@pytest.mark.parametrize("names", [["", "age"], ["5", "age"], ["age", "age"]])
+def test_the_names_of_parquet_are_no_row(tmp_path, names):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = [pyarrow.array(["a", "b"])] * 2
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), tmp_path / "t.parquet")
+    if names[0] == names[1]:
+        with pytest.raises(DataFileError, match="two columns have the same name") as error:
+            first_schema(tmp_path / "t.parquet")
+        assert "--no-header" not in str(error.value)
+    else:
+        found = list(tomllib.loads(first_schema(tmp_path / "t.parquet")[0])["columns"])
+        assert found == [names[0] or "column-1", "age"]
+
+
+def test_remarks_and_numbers_with_commas_are_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("# of 2024; by hand\nage;wage;name\n30;1,5;a,b\n41;2;7,5\n")
+    with pytest.raises(DataFileError, match="comment = "):
+        first_schema(path, delimiter=";")
+    with pytest.warns(UserWarning, match=r"written with a comma: wage\. .*points"):
+        text, _ = first_schema(path, delimiter=";", comment="#")
+    values = tomllib.loads(text)
+    assert (values["comment"], list(values["columns"])) == ("#", ["age", "wage", "name"])
+
+
 AGE, NOTE, INCOME = 'type = "number"', 'type = "skip"', 'target = "income"'
 
 

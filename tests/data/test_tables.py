@@ -146,7 +146,10 @@ def test_the_bits_of_records_stay(tmp_path, columns: str, target: str, digest: s
         ("40, baker, 1, 5, low, 6", "line 3: 6 cells where 5"),
         ("40, baker, 1, 5, low,", "line 3: 6 cells where 5"),
         ('""', "line 3: 1 cells where 5"),
-        ('40, "baker\n\n', "line 6: 2 cells where 5"),
+        ('40, "baker\n\n', "line 3: in this row a cell begins with quotation marks"),
+        ('40, baker, "1, 5, low\n41, baker, "1", 5, low', "line 3: in this row a cell begins with quotation"),
+        ('"40", "ba""ker\n", "1, 5, low', "line 3: in this row a cell begins with quotation marks"),
+        ('"4,5", baker, 1, 5, low', "column 'age': the cell is a number with a comma"),
         ("40, baker\0secret, 1, 5, low", "zero bytes"),
     ],
 )
@@ -154,6 +157,40 @@ def test_bad_cells_name_their_place(tmp_path, row: str, message: str):
     with pytest.raises(DataFileError, match=message) as error:
         read_rows(write(tmp_path, f"1, baker, 1, 1, low\n\n{row}\n2, baker, 1, 1, low\n"), FORM)
     assert not any(word in str(error.value) for word in ("carpenter", "forty", "middle", "secret"))
+
+
+def test_blanks_around_quotation_marks_are_left_out(tmp_path):
+    found = read_cells(write(tmp_path, '"a" , "b"" ,c"  \n "d",e" \n"f" ,"g\n" '), header=False)
+    assert found.rows.map(str.strip).to_numpy().tolist() == [["a", 'b" ,c'], ["d", 'e"'], ["f", "g"]]
+
+
+def test_advice_is_of_the_kind_of_column(tmp_path):
+    kinds = {
+        "a": 'type = "number", low = 0, high = 1',
+        "t": 'type = "number", low = 0, high = 1, missing = [""]',
+        "w": 'type = "weight", high = 1',
+    }
+    table = form("".join(f"{name} = {{{kind}}}\n" for name, kind in kinds.items()), target="t")
+    for row, wants_missing in ((",1,1", True), ("1,,1", False), ("1,1,", False)):
+        with pytest.raises(DataFileError, match="not a finite number") as error:
+            read_rows(write(tmp_path, row), table)
+        assert ("missing = [...]" in str(error.value)) == wants_missing
+    for row, wants_missing in (("9,1,1", True), ("1,9,1", False), ("1,1,9", False)):
+        with pytest.warns(UserWarning, match="lie beyond the range") as warned:
+            read_rows(write(tmp_path, row), table, evaluated=1.0)
+        assert ("missing = [" in str(warned[0].message)) == wants_missing
+
+
+def test_a_column_without_a_name_has_its_number(tmp_path):
+    table = form('column-1 = {type = "number", low = 0, high = 9}\n' + LABEL, header=True)
+    by_text = read_rows(write(tmp_path, ",y\n4,a\n5,b\n"), table)
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"": [4, 5], "y": ["a", "b"]}), tmp_path / "t.parquet")
+    assert read_rows(tmp_path / "t.parquet", table).fingerprint() == by_text.fingerprint()
+    parquet.write_table(pyarrow.table({"x": [4, 5], "y": ["a", "b"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataFileError, match="lacks the declared columns 'column-1'") as error:
+        read_rows(tmp_path / "t.parquet", table)
+    assert "header = false" not in str(error.value)
 
 
 def test_a_first_row_that_is_too_long_is_no_row(tmp_path):

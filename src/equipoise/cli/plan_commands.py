@@ -228,9 +228,11 @@ def init(
         str | None, typer.Option(help="The schema to write; TABLE.schema.toml by default.", metavar="FILE")
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Between cells; a comma, or a tab in .tsv.")] = None,
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="The first row holds data, not the names of the columns.")
-    ] = False,
+    comment: Annotated[str | None, typer.Option(help="Lines that begin with it are passed over.")] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", help="Whether the first row holds the names of the columns."),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Write a schema of a table to edit: its columns, with the places that you must fill in."""
@@ -243,7 +245,7 @@ def init(
             "file: --output FILE."
         )
     text, left = first_schema(
-        table, header=not no_header, delimiter=delimiter, target=target, public_rows=public_rows
+        table, header=header, delimiter=delimiter, comment=comment, target=target, public_rows=public_rows
     )
     write_atomically(path, text.encode(), mode=0o644)
     if json_output:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import reprlib
 import tomllib
 import warnings
@@ -58,7 +59,16 @@ class SchemaError(DataFileError):
     """A schema that cannot be used; the message names its file, the column, the key and the remedy."""
 
 
-def _finite(cell: str) -> float:
+def has_comma(cell: str) -> bool:
+    """Whether a cell is a number that is written with a comma, which is not read as a number.
+
+    >>> has_comma("1,5"), has_comma("1.234,5"), has_comma("1.5"), has_comma("1, 5")
+    (True, True, False, False)
+    """
+    return re.fullmatch(r"[-+]?[\d.]*,[\d.,]*", cell) is not None
+
+
+def _finite(cell: str, or_else: str = "") -> float:
     try:
         # Python reads 9_9 and digits of other scripts as numbers; in a table they are damage.
         number = float(cell) if cell.isascii() and "_" not in cell else math.nan
@@ -66,8 +76,9 @@ def _finite(cell: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(
-            "the cell is not a finite number. Repair the row, drop it, declare the column a category, or "
-            "declare the sign for a missing number: missing = [...]."
+            "the cell is a number with a comma. Write it with a point, and nothing between thousands: 1234.5."
+            if has_comma(cell)
+            else f"the cell is not a finite number. Repair the row, or drop it{or_else}."
         )
     return number
 
@@ -106,10 +117,11 @@ class Number(_Declared):
     def encode(self, cell: str) -> list[float]:
         if cell in (self.missing or ()):
             return [0.0, 1.0]
-        return [self.learn(cell), 0.0][: self.width]
+        or_else = ", or declare the column a category, or the sign for a missing number: missing = [...]"
+        return [self.learn(cell, or_else), 0.0][: self.width]
 
-    def learn(self, cell: str) -> float:
-        value, span = min(max(_finite(cell), self.low), self.high) - self.low, self.high - self.low
+    def learn(self, cell: str, or_else: str = "") -> float:
+        value, span = min(max(_finite(cell, or_else), self.low), self.high) - self.low, self.high - self.low
         if self.log:
             value, span = math.log1p(value), math.log1p(span)
         return 2.0 * value / span - 1.0
@@ -658,11 +670,12 @@ def read_rows(
         if (
             isinstance(column, Number | Weight) or name in table.inputs
         ):  # a class that is not declared is an error
-            _warn_of_misfits(rows, name, column, public[names.index(name)].str.strip())
+            cells_of_it = public[names.index(name)].str.strip()
+            _warn_of_misfits(rows, name, column, cells_of_it, name in table.inputs)
     return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
 
 
-def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -> None:
+def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str], is_input: bool) -> None:
     """Say how many public cells a range cuts, or are in no declared category where `other` is not chosen."""
     if isinstance(column, Number | Weight):
         numbers = pd.to_numeric(cells, errors="coerce")
@@ -670,8 +683,9 @@ def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -
         misfits = ~missing & ((numbers < column.low) | (numbers > column.high))
         said = (
             f"lie beyond the range low = {column.low:g}, high = {column.high:g}, and count as its ends. "
-            "Widen the range in the schema unless you want that, or declare codes for no answer, such as "
-            '999, there: missing = ["", "999"].'
+            "Widen the range in the schema unless you want that, or "
+            + 'declare codes for no answer, such as 999, there: missing = ["", "999"].' * is_input
+            + "drop rows whose number is a code for no answer, such as 999." * (not is_input)
         )
     elif isinstance(column, Category) and column.values and "other" not in column.model_fields_set:
         misfits = ~cells.isin([*column.values, *(column.missing or ())])
@@ -730,6 +744,6 @@ def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None)
     meant = f" The file has {', '.join(map(repr, near))}." if near else ""
     return (
         f"{cells.place()}: the header {'lacks' if lacking else 'repeats'} the declared columns "
-        f"{', '.join(map(repr, lacking or wrong))}.{meant} Correct the names, or declare that the file "
-        "has no header: header = false."
+        f"{', '.join(map(repr, lacking or wrong))}.{meant} Correct the names"
+        + ("." if cells.lines is None else ", or declare that the file has no header: header = false.")
     )

@@ -13,6 +13,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, time
 from itertools import islice
@@ -33,7 +34,7 @@ class Cells:
 
     Attributes:
         path: of the file.
-        names: what the header calls the columns; None where there is no header.
+        names: what the header calls the columns, as `named` gives them; None where there is no header.
         rows: the cells, columns numbered from 0. Blanks around a cell may be left.
         lines: of the file, where the rows end; None of Parquet.
     """
@@ -49,6 +50,15 @@ class Cells:
             return repr(str(self.path)) + ("" if row is None else f", row {row + 1}")
         at = 0 if row is None else row + (self.names is not None)
         return f"{str(self.path)!r}, line {self.lines[at]}"
+
+
+def named(names: Iterable[str]) -> list[str]:
+    """The names of columns, where those without one, such as the index of a data frame, get their number.
+
+    >>> named(["", "age"])
+    ['column-1', 'age']
+    """
+    return [name or f"column-{number}" for number, name in enumerate(names, 1)]
 
 
 def read_cells(
@@ -88,26 +98,32 @@ def read_cells(
     text = read_text(path)
     if "\0" in text:  # where pandas would end the cell
         raise DataFileError(f"The file {str(path)!r} holds zero bytes, so it is no text. Fetch it again.")
-    if comment and comment in text:
-        # a quoted cell, which begins where a cell does, may hold a line that looks like a comment
-        quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'
+    quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'  # it begins where a cell does
+    if comment and comment in text:  # a quoted cell may hold a line that looks like one
         remark = rf"(?<![^\n]) *{re.escape(comment)}.*"
         text = re.sub(rf"({quoted})|{remark}", lambda found: found[1] or "", text)
+    if '" ' in text:  # the strict reader takes no blanks after a quoted cell
+        text = re.sub(rf"({quoted}) +(?=[{re.escape(delimiter)}\r\n]|$)", r"\1", text)
     lines = list(io.StringIO(text, newline=""))
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    ends, rows = list[int](), list[list[str]]()
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    ends, rows, begins = list[int](), list[list[str]](), 1
     try:
         for row in islice(reader, None if most is None else most + header):
             if len(row) > 1 or lines[reader.line_num - 1].strip(" \t\r\n"):  # not blank
                 ends.append(reader.line_num)
                 rows.append(row)
-    except csv.Error as error:
-        raise DataFileError(f"{str(path)!r}, line {reader.line_num}: {error}.") from None
+            begins = reader.line_num + 1
+    except csv.Error:  # read otherwise, all to the next quotation marks would become one cell
+        raise DataFileError(
+            f"{str(path)!r}, line {begins}: in this row a cell begins with quotation marks that are not "
+            'closed at its end. Close them, and write those within a quoted cell twice: "a ""word""".'
+        ) from None
     if not rows:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
     width = len(rows[0])
-    if header and width == 1 and (other := re.search(r"[;\t|,]", rows[0][0])):
+    is_remark = header and not comment and rows[0][0].startswith("#")
+    if header and not is_remark and width == 1 and (other := re.search(r"[;\t|,]", rows[0][0])):
         raise DataFileError(
             f"{str(path)!r}: the header is one cell, so another sign stands between cells: declare delimiter "
             f"= {json.dumps(other[0])} in the schema, or give --delimiter to `schema init` (a tab is $'\\t')."
@@ -116,8 +132,10 @@ def read_cells(
         if len(row) != width:
             raise DataFileError(
                 f"{str(path)!r}, line {line}: {len(row)} cells where {width} columns are expected."
+                + is_remark * ' If lines that begin with # are remarks, declare comment = "#" in the schema, '
+                + is_remark * "or give --comment to `schema init`."
             )
-    names = [name.strip() for name in rows[0]] if header else None
+    names = named(map(str.strip, rows[0])) if header else None
     cells = pd.DataFrame(rows[int(header) :], columns=range(width), dtype=object)
     return Cells(path, names, cells, ends)
 
@@ -142,7 +160,7 @@ def _parquet(path: PathLike, most: int | None) -> Cells:
         columns = [[_as_text(value) for value in column.to_pylist()] for column in found.columns]
     except UnicodeDecodeError:
         raise DataFileError(f"{str(path)!r} holds bytes that are no UTF-8: save them as text.") from None
-    return Cells(path, found.column_names, pd.DataFrame(dict(enumerate(columns)), dtype=object))
+    return Cells(path, named(found.column_names), pd.DataFrame(dict(enumerate(columns)), dtype=object))
 
 
 def _as_text(value: Any) -> str:
