@@ -196,6 +196,15 @@ def test_a_callback_that_averages_weights_is_refused_by_name(tmp_path):
         fitted(trainer_of(tmp_path, callbacks=[Own(1e-2)]), Classifier())
 
 
+def test_validation_on_private_records_is_refused_before_a_step(tmp_path):
+    data = records()
+    held = torch.utils.data.TensorDataset(data["input"][50:], data["label"][50:])
+    given = {"data": data, "val_dataloaders": [torch.utils.data.DataLoader(held)], "folder": tmp_path / "r"}
+    with pytest.raises(ValueError, match="val_dataloaders holds private records"):
+        fitted(trainer_of(tmp_path, num_sanity_val_steps=0), Classifier(), **given)
+    assert not (tmp_path / "r/metrics.jsonl").exists()
+
+
 class Move(lightning.Callback):
     def on_train_end(self, trainer, pl_module):
         with torch.no_grad():

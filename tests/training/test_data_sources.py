@@ -4,6 +4,7 @@ import functools
 import random
 import re
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.statements.assumptions import HELD, NOT_COMPARED, Assumption
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.private_copies import are_copies
-from equipoise.training.setup.repeated_records import warn_of_repeats
+from equipoise.training.setup.repeated_records import check_apart, warn_of_repeats
 
 
 def as_memmap(folder):
@@ -180,6 +181,26 @@ def test_repeated_records_are_warned_of(name):
     assert ("records_per_user" in said(data)) is is_repeated
     assert "records" not in said(data, torch.zeros(len(RecordSource(data)), dtype=torch.long))  # one owner's
     assert "different owners" in said((X[TIMES_FIVE], Y[TIMES_FIVE]), torch.arange(len(TIMES_FIVE)))
+
+
+APART = {
+    "other halves of a set": (Subset(ROWS, range(5)), Subset(ROWS, range(5, 9)), True),
+    "other slices of a tensor": ((X[:5], Y[:5]), TensorDataset(X[5:9], Y[5:9]), True),
+    "of shared labels": ((Y, X), TensorDataset(Y, X + 1), True),
+    "copies": ((X, Y), TensorDataset(X.clone(), Y.clone()), True),
+    "overlapping parts of a set": (Subset(ROWS, range(5)), Subset(ROWS, range(4, 9)), False),
+    "overlapping slices of a tensor": ({"x": X[:5], "y": Y[:5]}, TensorDataset(X[4:9], Y[4:9]), False),
+    "a set and its rows": (Subset(ROWS, [3]), X, False),
+    "transformed": (ROWS, Transformed(Subset(ROWS, [3])), False),
+    "items of a list": (ITEMS, [ITEMS[2]], False),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_evaluated_records_that_are_known_to_be_private_are_refused(name):
+    data, evaluated, are_apart = APART[name]
+    with nullcontext() if are_apart else pytest.raises(ValueError, match="scores holds private records"):
+        check_apart(data, [None, evaluated], "scores")
 
 
 def test_a_start_warns_and_tells_no_number(tmp_path):

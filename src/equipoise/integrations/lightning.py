@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader
 
 from equipoise._extras import of_extra
 from equipoise._files import PathLike
+from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.privacy import Sampling
-from equipoise.training import PrivateTraining, Run
+from equipoise.training import Data, PrivateTraining, Run
 from equipoise.training.loop import OF_FOLDER
+from equipoise.training.setup.repeated_records import check_apart
 
 with of_extra():
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -315,6 +317,11 @@ class _Evaluations(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         _check_hooks(trainer, pl_module)  # those of configure_callbacks() are there by now
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data, loaders = self._bridge.data, leaves(trainer.val_dataloaders)
+        evaluated = [getattr(loader, "dataset", loader) for loader in loaders]
+        check_apart(data.records if isinstance(data, Data) else data, evaluated, "val_dataloaders")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training = self._bridge.training

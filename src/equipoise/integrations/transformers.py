@@ -33,6 +33,7 @@ from equipoise.statements import Statement
 from equipoise.training import Data, PrivateTraining, Record, Run, Score, StepReport, Users, load_model
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
+from equipoise.training.setup.repeated_records import check_apart
 
 with of_extra():
     from transformers import EarlyStoppingCallback, Trainer, TrainerState, TrainingArguments
@@ -607,11 +608,7 @@ class PrivateTrainer(Trainer):
 
 def _check_public(train_dataset: Any, eval_dataset: Any) -> None:
     several = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    if train_dataset is not None and any(one is train_dataset for one in several):
-        raise ValueError(
-            "eval_dataset is train_dataset: what is measured is published, and no epsilon covers it. Give "
-            "public records."
-        )
+    check_apart(train_dataset, [*several], "eval_dataset")
 
 
 def _checked(resume: Any, run_dir: Path) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from equipoise._tree import leaves
 from equipoise.privacy.noise.uniform import keyed_hash
@@ -80,9 +80,36 @@ def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, st
         )
 
 
+def check_apart(data: Any, evaluated: Sequence[Any], name: str) -> None:
+    """Refuse data sets of which a record is known, without reading it, to be a private one.
+
+    Args:
+        data: the private records, of the user.
+        evaluated: data sets whose scores are published.
+        name: of the argument that holds them.
+
+    Raises:
+        ValueError: a record of theirs stands in `data`, as the same object, place or memory. Copies pass.
+    """
+    for one in evaluated:
+        is_private, bases = one is data, dict[int, int]()
+        with suppress(Exception):  # of somebody's own classes
+            is_private |= bool(np.isin(_places(data, bases), _places(one, bases)).any())
+        if is_private and one is not None:
+            raise ValueError(
+                f"{name} holds private records that are trained on: what is measured is published, and no "
+                "epsilon covers it. Give public records."
+            )
+
+
 def _places(data: Any, bases: dict[int, int] | None = None) -> Tensor:
     """A number for the record at each place, int64 [n]: the same one where it is known to be the same."""
     bases = {} if bases is None else bases
+    nest = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(nest, (Tensor, tuple, dict)):
+        rows = max(leaves(nest), key=lambda leaf: leaf.nbytes)  # a small one may be public, as masks are
+        if isinstance(rows, Tensor) and rows.stride(0):  # by where each row lies
+            return rows.data_ptr() + rows.stride(0) * rows.element_size() * torch.arange(len(rows))
     if isinstance(data, Subset):
         return _places(data.dataset, bases)[torch.as_tensor(data.indices)]
     if isinstance(data, ConcatDataset):
