@@ -14,8 +14,8 @@ from equipoise.app.build import make_sampling
 from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.participants import federation
 from equipoise.app.method_settings import make_method, make_setting
-from equipoise.app.option_checks import SettingsError, is_code
-from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise.app.option_checks import SettingsError, in_option_words, is_code
+from equipoise.app.settings import FederationSettings, RunSettings, facts
 from equipoise.app.tasks import in_units, loss_of, task_of
 from equipoise.app.train import _say_if_clipped
 from equipoise.data import DataFileError, DataSet, Records
@@ -39,6 +39,23 @@ from equipoise.privacy import (
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.training.folder.run_folder import RunFolder
+
+IN_OPTIONS = {
+    "by unit=Users(owner=ID, records_per_user=N): one": "by --unit user --owner ID --records-per-user N: one",
+    "be, Budget(epsilon, delta, runs=52), or": "be, --runs 52, or",
+    "users (rows='mean'; ...)": "users (--user-rows mean; ...)",
+    "journal (run=Run(journal='a.jsonl'))": "journal (--ledger 'a.jsonl')",
+    "hardened=True covers, per_layer=False.": "--hardened covers, no --per-layer.",
+    "epsilon=3 at delta=0.1": "--epsilon 3 at --delta 0.1",
+    "such as --grid epsilon=1,3 --grid seed=0": None,
+    "give method=DPSGD(clip_norm=...)": None,
+}
+
+
+@pytest.mark.parametrize("said", IN_OPTIONS)
+def test_the_librarys_words_become_options_that_there_are(said: str) -> None:
+    assert in_option_words(said, facts(RunSettings)) == (IN_OPTIONS[said] or said)
+
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
 MEASURED = {

@@ -230,10 +230,32 @@ def is_code(value: str | None) -> bool:
     return ":" in (value or "") and not known
 
 
+_CALLS = {
+    r"unit=Users\(owner=(\w+), records_per_user=(\w+)\)": r"--unit user --owner \1 --records-per-user \2",
+    r"Budget\(epsilon, delta, runs=(\d+)\)": r"--runs \1",
+    r"(?:run=)?Run\(journal=([^()]*)\)": r"--ledger \1",
+    r"\brows='(sum|mean)'": r"--user-rows \1",
+    r"\bstop_fixed_beforehand=True": "equipoise resume RUN --stop-fixed-beforehand",
+}
+"""What the library's messages ask for, and how a command says it."""
+
+
 def in_option_words(message: str, names: Iterable[str]) -> str:
     """The message of an error of the library with options where it names arguments of functions.
+
+    What else stands in a call of Python, and the word behind an option, stay as they are.
 
     >>> in_option_words("device='cuda': this machine has no CUDA device; give device='cpu'", ["device"])
     "--device 'cuda': this machine has no CUDA device; give --device 'cpu'"
     """
-    return re.sub(rf"(?<![\w.-])({'|'.join(names)})=(?=\S)", lambda found: f"{flag(found[1])} ", message)
+    for call, option in _CALLS.items():
+        message = re.sub(call, option, message)
+    kept = r"(?:\w+=)?\w+\([^()]*\)|--[\w-]+ \S+"
+    given = rf"(?<![\w.-])({'|'.join(names)})=(True\b|False\b|(?=\S))"
+
+    def said(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        return {"True": "", "False": "no "}.get(found[2], "") + flag(found[1]) + " " * (not found[2])
+
+    return re.sub(f"{kept}|{given}", said, message)
