@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,10 +14,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from equipoise.cli import warn_once
 from equipoise.methods import METHODS, find
 from equipoise.methods.configuration import defaults
 from equipoise.publishing import FORMS
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.population import population_told_elsewhere
+
+
+def test_a_warning_is_said_once_whatever_resets_the_filters(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn_once()
+        for said in ("device=cpu", "device=cpu", "another"):
+            with population_told_elsewhere():
+                warnings.warn(said, stacklevel=1)
+    assert capsys.readouterr().err == "Warning: --device cpu\nWarning: another\n"
+
 
 SETTING = "calibrate --population 60000 --batch-size 256 --steps 4700 --delta 1e-5"
 

@@ -82,10 +82,10 @@ federate --option tau=-1 | tau
 schema init . | '.': it is a folder
 schema init / | '/': it is a folder
 schema ranges . --epsilon 1 --ledger l.jsonl | the schema '.schema.toml' does not exist
-sweep --data digits | --grid is missing
+sweep --data digits | such as --grid epsilon=1,3,8 --grid seed=0
 sweep --data digits --grid data=digits,mnist | data is shared by all runs
 sweep --data digits --grid epsilon=1 --grid epsilon=2 | epsilon is there twice
-sweep --data digits --grid epsilon=1,none | --epsilon is
+sweep --data digits --grid epsilon=1,none | --epsilon is 'none'
 sweep --data digits --grid no_such=1,2 | no_such
 sweep --data digits --grid seed=0,1 --secret-seed README.md | the same noise and sampling
 {search} --epsilon 3 --grid clip_norm=1,quantile | different privacy plans

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -84,9 +85,9 @@ class Grid:
             if name in found or name in _SHARED:
                 why = "is there twice" if name in found else "is shared by all runs"
                 raise SettingsError(f"--grid is {text!r}, but {name} {why}.")
-            found[name] = value if isinstance(value, list) else str(value).split(",")
-            if not isinstance(value, list | str):
-                found[name] = [value]
+            found[name] = value if isinstance(value, list) else [value]
+            if isinstance(value, str):  # each by itself: of "1,x" the second is no number
+                found[name] = [parse_option(f"{name}={part}")[1] for part in value.split(",")]
         if not found:
             raise SettingsError(
                 "--grid is missing: name a setting and its values, such as --grid epsilon=1,3,8 "
@@ -212,7 +213,9 @@ def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> 
     from equipoise.privacy import BudgetError
 
     if not _LOADED or _LOADED[0][0] != base:
-        _LOADED[:] = [(base, load_data(base))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `sweep` has said it
+            _LOADED[:] = [(base, load_data(base))]
     raw = _LOADED[0][1]
     made, file = replace(one[0], run_dir=None), one[1]
     try:

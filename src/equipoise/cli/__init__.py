@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -101,11 +101,22 @@ def main(arguments: list[str] | None = None) -> int:
     equipoise 0.2.0
     0
     """
-    if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
-        warnings.formatwarning = lambda message, *_, **__: (
-            at_width(f"Warning: {in_option_words(str(message), facts(RunSettings))}") + "\n"
-        )
+    if arguments is None:  # a program of its own
+        warn_once()
     return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
+
+
+def warn_once() -> None:
+    """Say each warning once, in words of options and without the line of our source that gave it."""
+    said = set[str]()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        words = in_option_words(str(message), facts(RunSettings))
+        if words not in said:
+            print(at_width(f"Warning: {words}"), file=sys.stderr)
+        said.add(words)
+
+    warnings.showwarning = show
 
 
 def run_app(
