@@ -54,6 +54,8 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     scores, baseline = found.value["evaluation"], found.value["baseline"]
     assert scores.keys() == {"accuracy", "balanced_accuracy", "f1", "auc"}
     assert scores["accuracy"] > 0.8 > baseline["accuracy"]
+    checked = equipoise.ok(f"check {model} --json --data", folder / "people.csv").value
+    assert checked["independence"] == found.value["statement"]["independence"]["model"] == "proved"
     config = json.loads((run / "config.json").read_text())
     assert str(folder) not in json.dumps(config)
     assert config["schema"]["columns"]["town"]["buckets"] == 4
