@@ -154,6 +154,8 @@ def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Pa
         raise RunFolderError(f"run={str(path)!r} is a file. Give the folder that it lies in: {folder}")
     if not path.is_dir():
         raise RunFolderError(f"run={str(path)!r} is not a folder. {which}")
+    if (path / "chosen").is_dir():
+        which = f"It is that of a search. Give the run in it: {shlex.quote(str(path / 'chosen'))}"
     if not (path / name).is_file():  # a pipe would be waited for
         if not any((path / begun).exists() for begun in _BEGUN):
             raise RunFolderError(f"run={str(path)!r} holds no {name}, and no run was begun in it. {which}")

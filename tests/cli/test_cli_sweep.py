@@ -117,6 +117,7 @@ def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_
     assert not list((folder / "private").glob("run-*"))
     assert (folder / "private").stat().st_mode & 0o77 == 0
     assert equipoise("verify", folder / "chosen").code == 0
+    assert f"{folder}/chosen" in equipoise.refused("predict", folder)
     again = equipoise(SEARCH, "--run-dir", folder, "--json").value  # it has ended
     assert (again["statement"], len(trials)) == (found["statement"], 5)
     other = equipoise(SEARCH.replace("--epsilon 3", "--epsilon 1"), "--run-dir", folder)

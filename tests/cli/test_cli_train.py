@@ -3,6 +3,8 @@ import stat
 
 import pytest
 
+from equipoise.cli import training_commands
+
 PUBLISHABLE = {"statement.json", "metrics.jsonl", "model.safetensors", "report.html", "config.json"}
 
 
@@ -116,7 +118,7 @@ def test_a_model_that_is_not_finite_is_told_and_has_no_score(equipoise, tmp_path
     assert "Accuracy" not in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_run_folder_in_use_is_refused(trained, equipoise):
+def test_run_folder_in_use_is_refused(trained, equipoise, monkeypatch):
     folder, _ = trained
     before = (folder / "statement.json").read_bytes()
     found = equipoise(f"train --data digits --noise-multiplier 2 --json --run-dir {folder}")
@@ -124,6 +126,9 @@ def test_run_folder_in_use_is_refused(trained, equipoise):
     assert "holds a run already" in found.value["error"]
     assert "equipoise resume" not in found.value["error"]  # it is finished
     assert (folder / "statement.json").read_bytes() == before
+    monkeypatch.setattr(training_commands, "check_new_folder", lambda folder: None)  # begun after it looked
+    later = equipoise.refused(f"train --data digits --noise-multiplier 2 --run-dir {folder}")
+    assert later == found.err
 
 
 def test_a_private_score_keeps_the_best_step(equipoise, tmp_path):

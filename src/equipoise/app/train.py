@@ -28,7 +28,7 @@ from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.model_table import ON_FEATURES
 from equipoise.app.option_checks import SettingsError, data_form, noise_warning, rate_warning
-from equipoise.app.run_checks import SETTINGS_FILE, is_finished, report_values
+from equipoise.app.run_checks import SETTINGS_FILE, check_new_folder, is_finished, report_values
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
@@ -69,8 +69,12 @@ def train_run(
         def created(self, folder: Path) -> None:
             _write_settings(folder, experiment)
 
-    with console.status("calibrating the noise and checking the gradients"):
-        training = build_training(experiment, make_run=WithSettings, writers=writers)
+    try:
+        with console.status("calibrating the noise and checking the gradients"):
+            training = build_training(experiment, make_run=WithSettings, writers=writers)
+    except FileExistsError:
+        check_new_folder(settings.run_dir)  # another command has begun a run there since
+        raise
     _introduce(training, experiment, console)
     try:
         return _run(training, experiment, settings.run_dir, console)
