@@ -252,6 +252,21 @@ def test_owners_of_a_column_have_a_budget_size_and_time_of_their_own(hospitals, 
     assert "--site kiel.epsilon=8" in found.value["command"]
 
 
+def test_later_rounds_code_rows_as_the_first(hospitals, tmp_path, equipoise, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    table, folder = tmp_path / "tables", tmp_path / "run"
+    shutil.copytree(hospitals, table)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_run_rounds", interrupted)
+        assert equipoise(of_hospitals(table, f"--clients 2 --run-dir {folder}")).code == 130
+    (table / "rows.schema.toml").write_text(HOSPITALS.replace('"no", "yes"', '"yes", "no"'))
+    run.federation.cache_clear()  # as another process
+    found = equipoise.ok("resume --json", folder).value
+    assert found["schema"]["columns"]["buys"]["values"] == ["no", "yes"]
+
+
 SLIPS = {
     "--site-column hospital --site ulm.population=900": "a row has another owner",
     f"--site-column hospital {SITES} --site hof.population=9": "a named owner has no row",

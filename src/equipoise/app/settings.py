@@ -704,7 +704,7 @@ class FederationSettings:
 
     @classmethod
     def from_json(cls, text: str) -> FederationSettings:
-        """What `to_json` wrote.
+        """What `to_json` wrote; a table's schema may stand beside it.
 
         Raises:
             SettingsError: it did not write this.
@@ -712,6 +712,7 @@ class FederationSettings:
         values = json.loads(text)
         if not isinstance(values, dict) or not isinstance(values.get("base"), dict):
             raise SettingsError("the saved settings are not of a federation. Restore them from a copy.")
+        values.pop("schema", None)
         return cls(**{**values, "base": RunSettings(**values["base"])})
 
     @classmethod

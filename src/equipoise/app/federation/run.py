@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from equipoise._files import make_folder, write_atomically
 from equipoise._rounding import plain
+from equipoise._run_files import read_object
 from equipoise._validate import delta_warning
 from equipoise.app.data_loading import load_data
 from equipoise.app.default_settings import default_settings
@@ -58,10 +59,10 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     """
     path, began = Path(folder), time.perf_counter()
     settings.check()
-    settings = _with_model(
-        check_federation_folder(settings, folder), begun=(path / FEDERATION_FILE).is_file()
-    )
-    text = settings.to_json()
+    settings, kept = check_federation_folder(settings, folder), path / FEDERATION_FILE
+    if kept.is_file() and "schema" in read_object(kept):  # rows are coded as in the first round
+        settings = replace(settings, base=replace(settings.base, schema=str(kept)))
+    text = _with_model(settings).to_json()
     if (path / RESULT).exists():
         found = read_result(folder)
         report = path / "report.html"
@@ -70,7 +71,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
 
 
-def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings:
+def _with_model(settings: FederationSettings) -> FederationSettings:
     """The folder must name model and features: they follow from data, and others may be predicted."""
     base = settings.base
     model = base.model or default_model(load_data(replace(base, owner=settings.site_column)))
@@ -140,7 +141,9 @@ def _train(text: str, path: Path, console: Console) -> tuple[dict[str, Any], Pat
         with console.status("calibrating the noise"):
             made.rehearse().close()  # settings that cannot be used begin no folder
     make_folder(path, "run_dir")
-    write_atomically(path / FEDERATION_FILE, text.encode())
+    schema = made.dataset.schema or {}
+    own = {"schema": dict(schema)} if "columns" in schema else {}
+    write_atomically(path / FEDERATION_FILE, json.dumps(json.loads(text) | own).encode())
     _introduce(made, console)
     maker, parts = ClientMaker(text, str(path / "clients")), range(len(made.parts))
     with ClientPool(maker.client, len(parts)).closing() as pool:
