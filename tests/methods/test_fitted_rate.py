@@ -70,7 +70,7 @@ class Own(eq.methods.FittedRate):
 @pytest.mark.parametrize("method", [eq.methods.FittedRate, Own, eq.methods.DPAdamBC])
 def test_an_optimizer_with_steps_of_its_own_length_is_refused(method):
     model = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match=r"optimizer is a Adam.*SGD"):
+    with pytest.raises(ValueError, match=r"optimizer is an Adam.*SGD"):
         eq.PrivateTraining(
             model,
             torch.optim.Adam(model.parameters()),

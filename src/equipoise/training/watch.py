@@ -15,7 +15,6 @@ changes but writes through `.data`; a value is a digest, which on a device is ta
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -173,12 +172,6 @@ class Watch:
         stale = {n for n, p in held.items() if isinstance(p, nn.Parameter) and p.grad is not None}
         self._setup.rows.engine.keep_public_writes()
         optimizer.step()
-        if _marks(self._trained) == self._begun and not self.has_moved():
-            warnings.warn(
-                "optimizer.step() moved no parameter, and the step is charged all the same: let the "
-                "optimizer act at every call",
-                stacklevel=2,
-            )
         held = self._held() if self._fixed else {}
         marks = self._marks_of_fixed(held)
         moved = {n for n in self._fixed if n not in stale and (has_hooks or marks[n] != self._marks[n])}

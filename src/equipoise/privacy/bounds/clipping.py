@@ -85,10 +85,11 @@ def clip(
         require_rows(rows)
         raw, ask = rows._rows, None
         if rows._weights is None and hasattr(raw, "weighed"):
-            ask = known_answers(*_asked(rule, total), raw.dtype, raw.device, total)
+            name = f"{type(rule).__name__}.weights"
+            ask = known_answers(name, rule, lambda n: rule.weights(n, total), raw.dtype, raw.device, total)
         if ask is not None:
             # Rows that are replayed are finite, or it is known that some are not (`Attempt`).
-            value, numbers = raw.weighed((rule, total), partial(_weights_and_counts, rule, ask, total))
+            value, numbers = raw.weighed((rule, total), partial(_weights_and_counts, ask, total))
             counts = Private(numbers, rows.draw)
         else:
             kept, norms, usable = usable_rows(rows)
@@ -122,14 +123,13 @@ def clip(
 
 
 def _weights_and_counts(
-    rule: WeightRule,
     ask: Callable[[torch.Tensor], torch.Tensor],
     threshold: float,
     norms: torch.Tensor,
     here: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut weights of the rows that are meant, zero for others; and their counts, as `counts_of`."""
-    weights = cut_to(threshold, _one_each(rule, ask(norms), norms), norms)
+    weights = cut_to(threshold, ask(norms), norms)
     counts = torch.stack([here, torch.zeros_like(here), here & is_shorter(weights)]).sum(1)
     return torch.where(here, weights, torch.zeros_like(weights)), counts
 
@@ -202,25 +202,9 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
         PrivateError: for a rule whose weight of one record depends on others, such as a median of the norms:
             cut or not, the sum has no bound then. See `answers_by_record`.
     """
-    given = answers_by_record(*_asked(rule, threshold), norms, threshold)
-    return cut_to(threshold, _one_each(rule, given, norms), norms)
-
-
-def _asked(
-    rule: WeightRule, threshold: float
-) -> tuple[str, WeightRule, Callable[[torch.Tensor], torch.Tensor]]:
-    """What of a rule is asked: its name for messages, the rule, and from norms to weights."""
-    return f"{type(rule).__name__}.weights", rule, lambda norms: rule.weights(norms, threshold)
-
-
-def _one_each(rule: WeightRule, given: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """Weights in the type of the norms, refused if they are not one per norm."""
-    if given.shape != norms.shape:
-        raise ValueError(
-            f"{type(rule).__name__}.weights returned {given.shape[1:].numel()} weights per record; it must "
-            "return one"
-        )
-    return given.to(norms.dtype)
+    name = f"{type(rule).__name__}.weights"
+    given = answers_by_record(name, rule, lambda some: rule.weights(some, threshold), norms, threshold)
+    return cut_to(threshold, given, norms)
 
 
 def cut_to(threshold: float, weights: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
@@ -228,8 +212,10 @@ def cut_to(threshold: float, weights: torch.Tensor, norms: torch.Tensor) -> torc
 
     Every bound rests on this cut, and on nothing that a clip rule promises.
     """
+    if weights.shape != norms.shape:
+        raise ValueError(f"a clip rule returned {weights.shape[1:].numel()} weights per record: return one")
     limit = weights_for(threshold, norms)
-    weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0)
+    weights = torch.nan_to_num(weights.to(norms.dtype), nan=0.0, posinf=0.0, neginf=0.0)
     return torch.clamp(weights, -limit, limit)
 
 
