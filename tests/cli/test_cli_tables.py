@@ -210,6 +210,8 @@ def test_a_run_goes_on_with_the_coding_and_the_test_records_it_began_with(
     schema.write_text(schema.read_text().replace('["no", "yes"]', '["yes", "no"]').replace("600", "60000"))
     found = equipoise.ok("resume --json", run).value["evaluation"]
     assert equipoise.ok("predict --json", run, "--data", held_out).value["evaluation"] == pytest.approx(found)
+    schema.unlink()
+    equipoise.ok("audit neighbours --positions 1 --steps 1", run)
 
 
 def pictures(folder, count):

@@ -36,6 +36,8 @@ def is_federation(folder: str) -> bool:
 def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
     """The settings that a run was started with; of a federation, those of its data, model and budget.
 
+    Rows of a table are coded as in its first step, by `config.json`: its schema's file may be another by now.
+
     Args:
         folder: of the run.
         published: be content with those in config.json or federation.json, which lack the paths, where only
@@ -58,6 +60,8 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
             continue
         if not isinstance(values, dict):
             raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
+        if name == SETTINGS_FILE and "columns" in (schema_of_run(folder) or {}):
+            values = {**values, "schema": str(Path(folder) / "config.json")}
         known = facts(RunSettings) if name in (RESULT_FILE, "config.json") else values
         try:
             return RunSettings(**{field: value for field, value in values.items() if field in known})

@@ -27,7 +27,7 @@ from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.model_table import ON_FEATURES
-from equipoise.app.option_checks import SettingsError, data_form, noise_warning, rate_warning
+from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, check_new_folder, is_finished, report_values
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning
@@ -79,7 +79,7 @@ def train_run(
     try:
         return _run(training, experiment, settings.run_dir, console)
     except Exception:
-        with suppress(RunFolderError):  # something was drawn: what it cost stays
+        with suppress(Exception):  # of releases: the folder stays, as what they cost
             undo_start(RunFolder(settings.run_dir))
         raise
 
@@ -135,11 +135,8 @@ def resume_run(
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
         return _answer(folder, settings, finished=True, seconds=0.0)
-    place = RunFolder(folder)
-    config = place.read_config()
-    # rows are coded as the first steps had them, whatever has become of the schema's file
-    schema = str(place.config) if data_form(settings.data) == "table" else None
-    experiment = assemble_shown(replace(settings, run_dir=folder, schema=schema), console)
+    config = RunFolder(folder).read_config()
+    experiment = assemble_shown(replace(settings, run_dir=folder), console)
     _check_same(folder, config, experiment)
     # no file holds the public records, and a class of the user's own is not registered under its name
     public = None if experiment.public is None else PublicRecords(experiment.public)
