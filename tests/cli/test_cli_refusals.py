@@ -122,3 +122,18 @@ def test_a_slip_is_named_and_nothing_is_begun(equipoise, people, patients, tmp_p
     assert said in " ".join(found.err.split())
     assert "Traceback" not in found.err
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"lock"}
+
+
+def test_a_run_that_ends_and_cannot_write_its_page_stays(equipoise, tmp_path, monkeypatch):
+    """Its key is gone, and its releases are booked elsewhere."""
+
+    def full(_):
+        raise OSError(28, "No space left on device", "report.html")
+
+    monkeypatch.setattr("equipoise.app.train.report_values", full)
+    line = "train --data digits --subset 200 --noise-multiplier 3 --epochs 1 --batch-size 100"
+    found = equipoise(line, "--ledger", tmp_path / "all.jsonl", "--run-dir", tmp_path / "run")
+    assert found.code == 2
+    monkeypatch.undo()
+    assert equipoise("resume", tmp_path / "run").code == 0
+    assert equipoise("verify", tmp_path / "run").code == 0

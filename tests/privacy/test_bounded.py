@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -332,6 +333,35 @@ def test_a_rule_is_asked_once_for_each_threshold_and_its_operations_give_the_sam
     assert torch.equal(limited_weights(rule, few, 0.7), expected)
     with pytest.raises(ZeroDivisionError):
         limited_weights(rule, few, 1.3)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """It writes to a tensor of its own while it answers: noted operations would read it later."""
+
+    def weights(self, norms, threshold):
+        power, out = torch.full((), 1.0), norms * 0
+        for _ in range(2):
+            out = out + norms * power * 0.01
+            power.mul_(0.5)
+        return out
+
+
+@dataclass(frozen=True)
+class Power:
+    """Kernels compute it in another way at the end of a vector."""
+
+    def weights(self, norms, threshold):
+        return threshold / (norms + 0.01) ** 1.3
+
+
+@pytest.mark.parametrize("rule", [Writing(), Power()])
+def test_operations_that_were_noted_answer_as_the_rule_does_however_many_norms_there_are(rule):
+    norms = torch.linspace(0.1, 5, 1500)
+    every = limited_weights(rule, norms, 0.7)
+    torch.testing.assert_close(every, cut_to(0.7, rule.weights(norms, 0.7), norms))
+    for count in (1, 7, 130, 1025):
+        assert torch.equal(limited_weights(rule, norms[:count], 0.7), every[:count])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -96,8 +96,10 @@ def test_an_optimizer_that_does_nothing_is_named():
         def step(self, closure=None):
             pass
 
+    run = training(optimizer=Seldom)
+    run.take_step()
     with pytest.warns(UserWarning, match="moved no parameter"):
-        training(optimizer=Seldom).take_step()
+        run.take_step()
 
 
 def test_a_training_is_not_copied():

@@ -250,7 +250,7 @@ def in_option_words(message: str, names: Iterable[str]) -> str:
     """
     for call, option in _CALLS.items():
         message = re.sub(call, option, message)
-    kept = r"(?:\w+=)?\w+\([^()]*\)|--[\w-]+ \S+"
+    kept = r"\b(?:\w+=)?\w+\([^()]*\)|--[\w-]+ \S+"
     given = rf"(?<![\w.-])({'|'.join(names)})=(True\b|False\b|(?=\S))"
 
     def said(found: re.Match[str]) -> str:

@@ -89,7 +89,10 @@ def predict_run(
         text = io.StringIO()
         table = ([*own, *row] for *own, row in zip(*kept, written, strict=True))
         csv.writer(text, lineterminator="\n").writerows([[*keep, *header], *table])
-        write_atomically(output, text.getvalue().encode(), mode=0o644)
+        if output.startswith("/dev/"):  # such as /dev/stdout, which is no file to put in place
+            Path(output).write_text(text.getvalue(), encoding="utf-8")
+        else:
+            write_atomically(output, text.getvalue().encode(), mode=0o644)
     return {
         "run_dir": folder,
         "data": settings.data_name,

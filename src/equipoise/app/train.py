@@ -79,8 +79,10 @@ def train_run(
     try:
         return _run(training, experiment, settings.run_dir, console)
     except Exception:
-        with suppress(Exception):  # of releases: the folder stays, as what they cost
-            undo_start(RunFolder(settings.run_dir))
+        booked = getattr(training.ledger, "record", None)  # of several processes one has it
+        if booked is not None and not (training.steps_done or booked.num_draws):
+            with suppress(Exception):  # whatever was released stays, as what it cost
+                undo_start(RunFolder(settings.run_dir))
         raise
 
 

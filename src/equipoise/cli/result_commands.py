@@ -140,8 +140,9 @@ def predict(
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
     check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)
-    if output is not None and (
-        Path(output).exists() or Path(folder).resolve() in Path(output).resolve().parents
+    target = Path(output or "").resolve()
+    if not (output is None or output.startswith("/dev/")) and (
+        target.exists() or Path(folder).resolve() in target.parents
     ):
         raise UsageError(
             f"--output {output!r} is there already, or lies in the run's folder, and predict writes over "

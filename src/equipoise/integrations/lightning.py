@@ -105,6 +105,7 @@ def fit(
         TypeError: the module or a callback has a hook that no private step calls; it is named.
     """
     _check(trainer)
+    _check_evaluated(data, val_dataloaders)
     begun = Run.of(run)
     if resume and begun.folder is None:
         raise ValueError("resume=True needs run=..., the folder of the run that goes on")
@@ -128,6 +129,12 @@ def fit(
             bridge.training.close()
         raise
     return bridge.training
+
+
+def _check_evaluated(data: Any, loaders: Any) -> None:
+    """Refuse to evaluate on private records."""
+    evaluated = [getattr(loader, "dataset", loader) for loader in leaves(loaders)]
+    check_apart(data.records if isinstance(data, Data) else data, evaluated, "val_dataloaders")
 
 
 def _check(trainer: Trainer) -> None:
@@ -319,9 +326,7 @@ class _Evaluations(Callback):
         _check_hooks(trainer, pl_module)  # those of configure_callbacks() are there by now
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data, loaders = self._bridge.data, leaves(trainer.val_dataloaders)
-        evaluated = [getattr(loader, "dataset", loader) for loader in loaders]
-        check_apart(data.records if isinstance(data, Data) else data, evaluated, "val_dataloaders")
+        _check_evaluated(self._bridge.data, trainer.val_dataloaders)  # those of the module, too
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training = self._bridge.training

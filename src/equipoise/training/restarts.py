@@ -55,10 +55,10 @@ def _has_ended(folder: RunFolder) -> bool:
 
 
 def undo_start(folder: RunFolder) -> None:
-    """Remove a start that was killed before its first checkpoint, and give back what it reserved.
+    """Remove a start that was killed, or refused, before its first release, and give back what it reserved.
 
     Raises:
-        RunFolderError: something was released, so that it is no such start.
+        RunFolderError: something was released, or the run has ended, so that it is no such start.
         RuntimeError: another process has the folder.
     """
     folder.lock()
@@ -66,6 +66,10 @@ def undo_start(folder: RunFolder) -> None:
         began = rebuild(folder.read_config()).run if folder.config.exists() else Run()
         has_key = began.reproducible or (folder.private / "key").exists()
         run = secrets_of(folder, began, existing=True).identity if has_key else None
+        if (
+            run is None and folder.checkpoints.steps()
+        ):  # it came to its end, and the journal may lie elsewhere
+            raise RunFolderError(f"folder={str(folder.path)!r} holds a run that has ended, and is no start.")
         if folder.journal.exists():
             _check_unreleased(folder, read_journal(folder.journal))
         if began.journal is not None and run is not None:

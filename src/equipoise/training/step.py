@@ -195,12 +195,7 @@ class StepRunner:
         self._move(gradient, state)
         # All that the host needs of the step, and what the next one begins with, in one wait.
         read(norm, row, self.watch.left[0])
-        if rate and self.watch.left[0].value() == self.watch.before:
-            warnings.warn(
-                "optimizer.step() moved no parameter, and the step is charged all the same: let the "
-                "optimizer act at every call",
-                stacklevel=2,
-            )
+        self.watch.should_have_moved = bool(rate and context.ledger.last_noise)
         if setup.run.diagnostics is not None:
             hidden = context.diagnostics.beside(gradient, setup.sampling.expected_size)
             clipped = [value for name, value in row.value().items() if name.endswith(".clip_fraction")]

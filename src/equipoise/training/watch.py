@@ -15,6 +15,7 @@ changes but writes through `.data`; a value is a digest, which on a device is ta
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -73,6 +74,7 @@ class Watch:
         left: digest and marks of the trained parameters, as the start or the last step left them. Marks are
             None from where private records are looked at until nothing was seen to move.
         before: digest of the parameters where the step under way began.
+        should_have_moved: the last step had a rate and noise.
         changes: of what no step moves, what was accepted in a model that is not proved for all values: it may
             be a switch, to be tried.
     """
@@ -88,7 +90,7 @@ class Watch:
         self._remembered = self._marks_of_optimizer()
         self._stopped: str | None = None
         self.left: tuple[Unread[str], _Marks | None] = self.now()
-        self.before, self._begun = "", list[tuple[int, int]]()
+        self.before, self._begun, self.should_have_moved = "", list[tuple[int, int]](), False
         self.changes: list[Change] = []
 
     # ---- what a step does
@@ -114,7 +116,14 @@ class Watch:
                 "Data(microbatch_size=...) bounds its memory"
             )
         (digest, marks), self._begun = self.left, _marks(self._trained)
-        self.before = digest.value()
+        stood, self.before = self.before, digest.value()
+        if self.should_have_moved and stood == self.before:
+            warnings.warn(
+                "the last optimizer.step() moved no parameter, and its step was charged all the same: let "
+                "the optimizer act at every call, at a rate that the parameters' type does not round away",
+                stacklevel=2,
+            )
+        self.should_have_moved = False
         if marks != self._begun:
             self._refuse(self.before, self._digest().value(), _PARAMETERS)
 

@@ -103,7 +103,7 @@ def read_cells(
         remark = rf"(?<![^\n]) *{re.escape(comment)}.*"
         text = re.sub(rf"({quoted})|{remark}", lambda found: found[1] or "", text)
     if '" ' in text:  # the strict reader takes no blanks after a quoted cell
-        text = re.sub(rf"({quoted}) +(?=[{re.escape(delimiter)}\r\n]|$)", r"\1", text)
+        text = re.sub(rf"({quoted})(?: +(?=[{re.escape(delimiter)}\r\n]|$))?", r"\1", text)
     lines = list(io.StringIO(text, newline=""))
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)

@@ -112,11 +112,8 @@ def answers_by_record(
     known = known_answers(name, rule, ask, norms.dtype, norms.device, question)
     if known is not None:
         return known(norms)
-    answers = []
-    for block in torch.split(norms, BLOCK):
-        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
-        answers.append(_answer(name, ask, whole)[0][: len(block)])
-    return answers[0] if len(answers) == 1 else torch.cat(answers)
+    whole = torch.cat([norms, norms.new_ones(-len(norms) % BLOCK if len(norms) else BLOCK)])
+    return torch.cat([_answer(name, ask, block)[0] for block in torch.split(whole, BLOCK)])[: len(norms)]
 
 
 def known_answers(
@@ -142,7 +139,7 @@ def known_answers(
     """
     asked = _question(rule, question, dtype, device)
     is_pure = _PURE.get(id(rule)) is rule
-    if is_pure and (asked is None or asked in _NOTED):
+    if asked in _NOTED or (is_pure and asked is None):
         return _NOTED.get(asked)
     public = torch.logspace(-6, 6, BLOCK, dtype=dtype, device=device)
     # Three times: a counter or a random number inside the rule shows.
@@ -157,10 +154,17 @@ def known_answers(
         _PURE[id(rule)] = rule
     if asked is None:
         return None
-    _NOTED[asked] = again
+    if again is not None and not torch.equal(again(public).nan_to_num(), first.nan_to_num()):
+        again = None  # it writes to what it holds
+
+    def known(norms: torch.Tensor) -> torch.Tensor:
+        assert again is not None  # whole blocks: kernels may compute the end of a vector in another way
+        return again(torch.cat([norms, norms.new_ones(-len(norms) % BLOCK)]))[: len(norms)]
+
+    _NOTED[asked] = None if again is None else known
     if len(_NOTED) > _MOST:
         del _NOTED[next(iter(_NOTED))]
-    return again
+    return _NOTED[asked]
 
 
 def _question(rule: object, question: Hashable, dtype: torch.dtype, device: torch.device) -> Hashable:

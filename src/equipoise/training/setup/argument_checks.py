@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from equipoise import _validate
 from equipoise._dtensor import is_dtensor
@@ -82,7 +82,9 @@ def check_optimizer(
             "is in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
         )
     options = [*inspect.signature(type(optimizer).step).parameters.values()][1:]
-    if needed := [p.name for p in options if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]:
+    if needed := [
+        p.name for p in options if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]:
         raise TypeError(
             f"optimizer is {_validate.what_is(optimizer)}, whose step needs {', '.join(needed)}, and a "
             "private step has one gradient, which is there when step() is called. Take SGD or Adam"
@@ -135,8 +137,10 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, steps: int
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError("scheduler steers another optimiser than the one given: build it from that one")
-    if (ends := getattr(scheduler, "total_steps", steps)) < steps:  # OneCycleLR refuses to go further
-        raise ValueError(f"scheduler ends after {ends} steps, and {steps} are planned: give it {steps}")
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < steps:  # it refuses to go further
+        raise ValueError(
+            f"scheduler ends after {scheduler.total_steps} steps, and {steps} are planned: give it {steps}"
+        )
 
 
 def check_stages(

@@ -106,15 +106,17 @@ def _places(data: Any, bases: dict[int, int] | None = None) -> Tensor:
     """A number for the record at each place, int64 [n]: the same one where it is known to be the same."""
     bases = {} if bases is None else bases
     nest = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(nest, (Tensor, tuple, dict)):
-        rows = max(leaves(nest), key=lambda leaf: leaf.nbytes)  # a small one may be public, as masks are
-        if isinstance(rows, Tensor) and rows.stride(0):  # by where each row lies
-            return rows.data_ptr() + rows.stride(0) * rows.element_size() * torch.arange(len(rows))
+    if isinstance(nest, (Tensor, tuple, dict)) and all(isinstance(leaf, Tensor) for leaf in leaves(nest)):
+        places = torch.zeros((), dtype=torch.long)
+        for rows in leaves(nest):  # where each row lies in all of them: one alone may be public, as masks are
+            places = 1_000_003 * places + rows.data_ptr()
+            places = places + rows.stride(0) * rows.element_size() * torch.arange(len(rows))
+        return places
     if isinstance(data, Subset):
         return _places(data.dataset, bases)[torch.as_tensor(data.indices)]
     if isinstance(data, ConcatDataset):
         return torch.cat([_places(part, bases) for part in data.datasets])
-    if isinstance(data, (list, tuple)) and not any(isinstance(item, (str, int, float)) for item in data):
+    if isinstance(data, list) and not any(isinstance(item, (str, bytes, int, float)) for item in data):
         return torch.tensor([id(item) for item in data])
     for inner in data_sets(data)[1:]:
         if len(inner) == len(data):  # whose items it transforms

@@ -22,12 +22,13 @@ from equipoise.data.padding import PadTo
 from equipoise.data.records import Records
 from equipoise.distributed.backend import backend_of
 from equipoise.distributed.processes import Processes
-from equipoise.gradients import GradientEngine, parameters_restored
+from equipoise.gradients import CrossRecordError, GradientEngine, parameters_restored
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.compare import away_from_zero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
+from equipoise.gradients.trials import MOST_TRACED
 from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
@@ -362,10 +363,16 @@ def _try(
     )
     _check_rows(engine, source, prepared, micro_batches.size)
     if source.widths is not None and isinstance(data.collate, PadTo):
-        # Now, so that what is known of the model follows no draw.
-        for width in data.collate.lengths:
-            resized = prepare_batch(data.collate.resized(example, width), public_randomness(seed, "example"))
-            engine.prepare(repeat_to(resized, forward_rows(micro_batches.size)))
+        # Now, so that what is known of the model follows no draw; of as many as are traced.
+        for width in data.collate.lengths[: MOST_TRACED - engine.traces]:
+            try:
+                batch = data.collate.resized(example, width)
+                batch = prepare_batch(batch, public_randomness(seed, "example"))
+                engine.prepare(repeat_to(batch, forward_rows(micro_batches.size)))
+            except CrossRecordError:
+                raise
+            except Exception:  # a length that the model does not take, as perhaps no record has it
+                continue
     written = [*engine.written_buffers, *written]
     if written and processes.is_first:
         warn_of_writes(written)
