@@ -183,10 +183,12 @@ def test_repeated_records_are_warned_of(name):
     assert "different owners" in said((X[TIMES_FIVE], Y[TIMES_FIVE]), torch.arange(len(TIMES_FIVE)))
 
 
+ONES = torch.ones(1, 1000).expand(5, 1000)
 APART = {
     "other halves of a set": (Subset(ROWS, range(5)), Subset(ROWS, range(5, 9)), True),
     "other slices of a tensor": ((X[:5], Y[:5]), TensorDataset(X[5:9], Y[5:9]), True),
     "of shared labels": ((Y, X), TensorDataset(Y, X + 1), True),
+    "of a shared mask": ((X[:5], ONES), (X[5:], ONES), True),
     "copies": ((X, Y), TensorDataset(X.clone(), Y.clone()), True),
     "overlapping parts of a set": (Subset(ROWS, range(5)), Subset(ROWS, range(4, 9)), False),
     "overlapping slices of a tensor": ({"x": X[:5], "y": Y[:5]}, TensorDataset(X[4:9], Y[4:9]), False),

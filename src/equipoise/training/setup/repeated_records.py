@@ -106,12 +106,11 @@ def _places(data: Any, bases: dict[int, int] | None = None) -> Tensor:
     """A number for the record at each place, int64 [n]: the same one where it is known to be the same."""
     bases = {} if bases is None else bases
     nest = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(nest, (Tensor, tuple, dict)) and all(isinstance(leaf, Tensor) for leaf in leaves(nest)):
-        places = torch.zeros((), dtype=torch.long)
-        for rows in leaves(nest):  # where each row lies in all of them: one alone may be public, as masks are
-            places = 1_000_003 * places + rows.data_ptr()
-            places = places + rows.stride(0) * rows.element_size() * torch.arange(len(rows))
-        return places
+    if isinstance(nest, (Tensor, tuple, dict)):
+        of_rows = [leaf for leaf in leaves(nest) if isinstance(leaf, Tensor) and leaf.stride(0)]
+        if of_rows:  # by where each row lies; a small tensor may be public, as masks are
+            rows = max(of_rows, key=lambda leaf: leaf.nbytes)
+            return rows.data_ptr() + rows.stride(0) * rows.element_size() * torch.arange(len(rows))
     if isinstance(data, Subset):
         return _places(data.dataset, bases)[torch.as_tensor(data.indices)]
     if isinstance(data, ConcatDataset):
