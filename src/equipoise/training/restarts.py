@@ -66,9 +66,8 @@ def undo_start(folder: RunFolder) -> None:
         began = rebuild(folder.read_config()).run if folder.config.exists() else Run()
         has_key = began.reproducible or (folder.private / "key").exists()
         run = secrets_of(folder, began, existing=True).identity if has_key else None
-        if (
-            run is None and folder.checkpoints.steps()
-        ):  # it came to its end, and the journal may lie elsewhere
+        # It came to its end, and its releases may be booked in another folder.
+        if run is None and folder.checkpoints.steps():
             raise RunFolderError(f"folder={str(folder.path)!r} holds a run that has ended, and is no start.")
         if folder.journal.exists():
             _check_unreleased(folder, read_journal(folder.journal))
