@@ -234,6 +234,14 @@ def test_what_is_known_of_the_model_follows_no_width_that_is_drawn():
         assert run.engine.independence.word == word
 
 
+def test_more_lengths_than_are_traced_leave_room_for_those_that_are_drawn():
+    texts, collate = Texts(lengths=[14, 17, 19] * 40), PadTo(padded, range(2, 64), {"words": 0})
+    widths = [collate.width(len(text)) for text in texts.texts]
+    run = started(Mean(), loss_of(True), texts, collate, widths=widths)
+    assert run.engine.independence.word == "proved"
+    assert not run.engine.runs_model
+
+
 @pytest.mark.parametrize("widths", [[8] * 119, [8.5] * 120, torch.ones(120, 1, dtype=torch.long)])
 def test_widths_that_are_refused(widths):
     collate = Seen(padded, (8, 12, 24), {"words": 0})

@@ -60,9 +60,9 @@ class Data:
             leaves the batch: to which of a few public lengths `collate` pads it (`PadTo.width`). Records of
             one width then share a forward, so that a record's width follows from itself alone, and short
             records cost less. How many forwards a step has follows from the records: its time shows it.
-            Up to seven of `PadTo.lengths` are tried at the start; of other widths, how much is proved of the
-            model may follow which were drawn. Not for sampled users; records that share random numbers are
-            not sorted.
+            `PadTo.lengths` are tried at the start if they are at most seven; of other widths, how much is
+            proved of the model may follow which were drawn. Not for sampled users; records that share random
+            numbers are not sorted.
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by
             rounding.

@@ -363,8 +363,10 @@ def _try(
     )
     _check_rows(engine, source, prepared, micro_batches.size)
     if source.widths is not None and isinstance(data.collate, PadTo):
-        # Now, so that what is known of the model follows no draw; of as many as are traced.
-        for width in data.collate.lengths[: MOST_TRACED - engine.traces]:
+        # Now, so that what is known of the model follows no draw. Of more than are traced, those that are
+        # drawn come first.
+        are_few = len(data.collate.lengths) <= MOST_TRACED - engine.traces
+        for width in data.collate.lengths if are_few else ():
             try:
                 batch = data.collate.resized(example, width)
                 batch = prepare_batch(batch, public_randomness(seed, "example"))
