@@ -177,9 +177,7 @@ def _look(folder: Path) -> None:
     eq.verify_run(folder).to_json()
 
 
-def _run_settings(content: bytes, folder: Path) -> None:
-    (folder / "checkpoint").mkdir()
-    (folder / saved.SETTINGS_FILE).write_bytes(content)
+def _run_settings(folder: Path) -> None:
     settings = saved.settings_of_run(str(folder))
     settings.resolved("mlp-tanh")
     settings.command()
@@ -474,12 +472,13 @@ def targets() -> tuple[Target, ...]:
     good_checkpoint = file_of(begun_run, "checkpoint/step-00000002.pt")
     settings = json.dumps(asdict(RunSettings(data="digits", epsilon=3.0).resolved())).encode()
     request, reply = (mutated_tree(tree, [*HOSTILE, *TENSORS]) for tree in (GOOD_REQUEST, GOOD_REPLY))
+    as_settings = with_file(begun_run, saved.SETTINGS_FILE, _run_settings)
     form = ["true", "[columns.age]", "low = nan", "inf"]
     run, federation, published = "run folder", "federation", "published federation"
     return (
         of_folder("resume", "config.json", resume, 900, begun_run),
         Target("resume: checkpoint", _checkpoints(), _sealed, 1300, good_checkpoint),
-        Target("settings.json", mutated_json([settings]), _run_settings, 800, settings),
+        Target("settings.json", mutated_json([settings]), as_settings, 800, settings),
         of_folder(run, "statement.json", _look, 900, finished_run),
         of_folder(run, "config.json", _look, 300, finished_run),
         of_folder(run, "metrics.jsonl", _look, 300, finished_run, mutated_lines),
