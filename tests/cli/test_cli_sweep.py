@@ -1,4 +1,5 @@
 import csv
+import warnings
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,15 @@ def test_a_grid_is_trained_once_and_goes_on(equipoise, tmp_path, monkeypatch):
 
 def test_a_run_that_fails_is_a_row(equipoise, tmp_path, monkeypatch):
     def train(settings, *given):
+        warnings.warn("take care", stacklevel=1)
         if settings.seed:
             raise ValueError("no such luck")
         return real(settings, *given)
 
     real = compare.train_in_memory
     monkeypatch.setattr(compare, "train_in_memory", train)
-    found = equipoise(WORDS.replace("=1,8", "=8"), "--run-dir", tmp_path / "runs")
+    with pytest.warns(UserWarning, match="take care"):
+        found = equipoise(WORDS.replace("=1,8", "=8"), "--run-dir", tmp_path / "runs")
     assert found.code == 1
     errors = [row["error"] for row in rows_of(tmp_path / "runs" / "results.csv")]
     assert errors == ["", "ValueError: no such luck"]

@@ -160,8 +160,10 @@ def test_bad_cells_name_their_place(tmp_path, row: str, message: str):
 
 
 def test_blanks_around_quotation_marks_are_left_out(tmp_path):
-    found = read_cells(write(tmp_path, '"a" , "b"" ,c"  \n "d",e" \n"f" ,"g\n" '), header=False)
+    found = read_cells(write(tmp_path, '"a" , "b"" ,c"\t \n "d",e" \n"f" ,"g\n" '), header=False)
     assert found.rows.map(str.strip).to_numpy().tolist() == [["a", 'b" ,c'], ["d", 'e"'], ["f", "g"]]
+    apart = read_cells(write(tmp_path, '"a" \t"b"\t""\t\n'), header=False, delimiter="\t")
+    assert apart.rows.to_numpy().tolist() == [["a", "b", "", ""]]
 
 
 def test_advice_is_of_the_kind_of_column(tmp_path):

@@ -11,6 +11,7 @@ scored on private records costs more.
 from __future__ import annotations
 
 import csv
+import io
 import multiprocessing
 import statistics
 import warnings
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from equipoise._files import make_folder
+from equipoise._files import make_folder, write_atomically
 from equipoise._run_files import read_object
 from equipoise.app.contenders import texts
 from equipoise.app.option_checks import SettingsError
@@ -155,24 +156,27 @@ def sweep(asked: Sweep, folder: str, out: str | None, console: Console) -> dict[
     failed: dict[Path, str] = {}
     with console.status("") as status:
         done = len(files) - len(missing)
-        for (_, file), error in zip(missing, _trained(asked, score, missing), strict=True):
+        for (_, file), (error, said) in zip(missing, _trained(asked, score, missing), strict=True):
             done += 1
             status.update(f"{done:,} of {len(files):,} runs")
+            for words in said:
+                warnings.warn(words, stacklevel=2)
             if error is not None:
                 failed[file] = error
     rows = []
     for (row, _), (file, _) in zip(wanted, files, strict=True):
         found = read_object(file) if file.is_file() else {}
-        said = found.get("statement", {})
+        statement = found.get("statement", {})
         figures = {score: found.get("score"), **{name: found.get(name) for name in ("steps", "seconds")}}
-        told = {"guarantee": said.get("guarantee"), "epsilon_of_run": said.get("epsilon")}
+        told = {"guarantee": statement.get("guarantee"), "epsilon_of_run": statement.get("epsilon")}
         rows.append({**row, **figures, **told, "error": failed.get(file, "")})
     results = Path(out or Path(folder) / "results.csv")
-    with results.open("w", newline="", encoding="utf-8") as table:
-        writer = csv.DictWriter(table, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: "" if value is None else written(value) for name, value in row.items()})
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]))
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if value is None else written(value) for name, value in row.items()})
+    write_atomically(results, table.getvalue().encode(), mode=0o644)
     scored = [row for row in rows if row[score] is not None]
     best = max(scored, key=lambda row: row[score] if more_is_better else -row[score], default=None)
     return {
@@ -186,8 +190,10 @@ def sweep(asked: Sweep, folder: str, out: str | None, console: Console) -> dict[
     }
 
 
-def _trained(asked: Sweep, score: str, missing: list[tuple[RunSettings, Path]]) -> Iterator[str | None]:
-    """Train these and write their files; for each an error that was raised, or None."""
+def _trained(
+    asked: Sweep, score: str, missing: list[tuple[RunSettings, Path]]
+) -> Iterator[tuple[str | None, list[str]]]:
+    """Train these and write their files; for each an error that was raised, or None, and its warnings."""
     if asked.jobs == 1 or len(missing) < 2:
         yield from map(partial(_train_one, asked.base, score), missing)
         return
@@ -206,7 +212,9 @@ _LOADED: list[tuple[RunSettings, DataSet]] = []
 """The data that this process has loaded."""
 
 
-def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> str | None:
+def _train_one(
+    base: RunSettings, score: str, one: tuple[RunSettings, Path]
+) -> tuple[str | None, list[str]]:
     from equipoise.app.build import assemble
     from equipoise.app.compare import result_file, train_in_memory, write_result
     from equipoise.app.data_loading import load_data
@@ -218,13 +226,15 @@ def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> 
             _LOADED[:] = [(base, load_data(base))]
     raw = _LOADED[0][1]
     made, file = replace(one[0], run_dir=None), one[1]
-    try:
-        judges = assemble(made, raw=raw).dataset.test
-        found = train_in_memory(made, raw, judges, False)
-    except (ValueError, TypeError, BudgetError) as error:
-        return f"{type(error).__name__}: {error}"
-    write_result(file, result_file(file.parent, "run", made, "sweep", score)[1] | found)
-    return None
+    problem = None
+    with warnings.catch_warnings(record=True) as said:  # another process's would not be shown as ours are
+        try:
+            judges = assemble(made, raw=raw).dataset.test
+            found = train_in_memory(made, raw, judges, False)
+            write_result(file, result_file(file.parent, "run", made, "sweep", score)[1] | found)
+        except (ValueError, TypeError, BudgetError) as error:
+            problem = f"{type(error).__name__}: {error}"
+    return problem, [str(warning.message) for warning in said]
 
 
 def _draw(

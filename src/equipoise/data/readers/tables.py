@@ -102,8 +102,9 @@ def read_cells(
     if comment and comment in text:  # a quoted cell may hold a line that looks like one
         remark = rf"(?<![^\n]) *{re.escape(comment)}.*"
         text = re.sub(rf"({quoted})|{remark}", lambda found: found[1] or "", text)
-    if '" ' in text:  # the strict reader takes no blanks after a quoted cell
-        text = re.sub(rf"({quoted})(?: +(?=[{re.escape(delimiter)}\r\n]|$))?", r"\1", text)
+    if '" ' in text or '"\t' in text:  # the strict reader takes no blanks after a quoted cell
+        blank = " " if delimiter == "\t" else " \t"
+        text = re.sub(rf"({quoted})(?:[{blank}]+(?=[{re.escape(delimiter)}\r\n]|$))?", r"\1", text)
     lines = list(io.StringIO(text, newline=""))
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
