@@ -212,9 +212,7 @@ _LOADED: list[tuple[RunSettings, DataSet]] = []
 """The data that this process has loaded."""
 
 
-def _train_one(
-    base: RunSettings, score: str, one: tuple[RunSettings, Path]
-) -> tuple[str | None, list[str]]:
+def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> tuple[str | None, list[str]]:
     from equipoise.app.build import assemble
     from equipoise.app.compare import result_file, train_in_memory, write_result
     from equipoise.app.data_loading import load_data
