@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.multiplied import input_rows, multiplied
@@ -360,7 +359,6 @@ class FactoredGradients(PerSampleGradients):
         # Squared norms by parameter, and by several together, once they are computed.
         self._squared: dict[str | tuple[str, ...], Tensor] = {}
 
-    @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         with full_precision(self.device):
             if groups is None:
@@ -377,7 +375,6 @@ class FactoredGradients(PerSampleGradients):
         sizes = torch.stack([operand.row_norms(groups).to(self.dtype) for operand in self._operands]).sum(0)
         return sizes.mul_(GUARD * torch.finfo(self.dtype).eps)
 
-    @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         out = {}
         alike = self._weights_for("", weights) if isinstance(weights, Tensor) else None
@@ -397,7 +394,6 @@ class FactoredGradients(PerSampleGradients):
                 out[name] = total[0] if C.ndim == 1 else total
         return out
 
-    @override
     def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
         right = as_factored(other)
         self._check_columns(right)
@@ -413,7 +409,6 @@ class FactoredGradients(PerSampleGradients):
                 by_name[name] = total
         return by_name if per_tensor else total
 
-    @override
     def inner(self, other: PerSampleGradients) -> Tensor:
         right = as_factored(other)
         self._check_columns(right)
@@ -426,7 +421,6 @@ class FactoredGradients(PerSampleGradients):
                         total = total + inner(factor, opposite)
         return total
 
-    @override
     def __sub__(self, other: PerSampleGradients) -> FactoredGradients:
         right = as_factored(other)
         self._check_columns(right)
@@ -437,7 +431,6 @@ class FactoredGradients(PerSampleGradients):
         out._operands = (self, right)
         return out
 
-    @override
     def scaled(self, diagonal: Diagonal) -> FactoredGradients:
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return self._scaled(diagonal_parts(diagonal, self.shapes, like))
@@ -452,7 +445,6 @@ class FactoredGradients(PerSampleGradients):
                 factors[name] = kept
         return self._carried(self._new(factors, self.losses), lambda operand: operand._scaled(parts))
 
-    @override
     def multiplied(self, matrices: Mapping[str, Tensor]) -> FactoredGradients:
         for name, matrix in matrices.items():
             width = require_matrix("matrices", name, self.shapes)
@@ -474,7 +466,6 @@ class FactoredGradients(PerSampleGradients):
                 )
         return self._carried(self._new(factors, self.losses), lambda operand: operand.multiplied(matrices))
 
-    @override
     def input_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with full_precision(self.device):
             return {name: self._input_moment(name, weights) for name in weights}
@@ -492,7 +483,6 @@ class FactoredGradients(PerSampleGradients):
             total += contracted(kept.t(), kept)
         return total
 
-    @override
     def shifted(self, by: Mapping[str, Tensor]) -> FactoredGradients:
         if not isinstance(by, Mapping):
             raise TypeError(f"by is a {type(by).__name__}; give a dict of one tensor per parameter")
@@ -508,7 +498,6 @@ class FactoredGradients(PerSampleGradients):
         out._operands = self._operands
         return out
 
-    @override
     def __add__(self, other: PerSampleGradients) -> FactoredGradients:
         right = as_factored(other)
         self._check_columns(right)
@@ -520,7 +509,6 @@ class FactoredGradients(PerSampleGradients):
         out._operands = operands or None
         return out
 
-    @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             if index.shape != (self.num_records,):
@@ -537,7 +525,6 @@ class FactoredGradients(PerSampleGradients):
         out._squared = {name: squares[index] for name, squares in self._squared.items()}
         return out
 
-    @override
     def select(self, names: Sequence[str]) -> FactoredGradients:
         chosen = checked_names(names, self.shapes)
         out = self._new({name: self.factors[name] for name in chosen}, self.losses)
@@ -553,7 +540,6 @@ class FactoredGradients(PerSampleGradients):
             out._operands = tuple(map(change, self._operands))
         return out
 
-    @override
     def materialise(self) -> DenseGradients:
         with full_precision(self.device):
             tensors = {name: self._rows_of(name).to(self.dtype) for name in self.names}
@@ -713,7 +699,6 @@ class DenseGradients(FactoredGradients):
         ]
         return torch.cat(rows, dim=1) if rows else self._zeros(0)
 
-    @override
     def _new(
         self, factors: Mapping[str, Sequence[Factor]], losses: Tensor | None = None, count: int | None = None
     ) -> FactoredGradients:

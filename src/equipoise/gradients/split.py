@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise._dtensor import all_values, is_a_copy, with_part
 from equipoise.gradients.numerics import GUARD, full_precision
@@ -42,7 +41,6 @@ class SplitGradients(PerSampleGradients):
         # Of a difference, what it was taken from.
         self._operands: tuple[SplitGradients, ...] | None = None
 
-    @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         columns = [self.names] if groups is None else [checked_names(names, self.shapes) for names in groups]
         squares = self._added([self._summed(self._squares, names) for names in columns])
@@ -57,12 +55,10 @@ class SplitGradients(PerSampleGradients):
             zeros = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
             return torch.stack([zeros, *(self.here._squares(name) for name in names)]).sum(0)
 
-    @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self.here.weighted_sums(weights)
         return {name: with_part(total, self._params[name]) for name, total in found.items()}
 
-    @override
     def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
         right = self._like(other)
 
@@ -76,7 +72,6 @@ class SplitGradients(PerSampleGradients):
         found = self._added([self._summed(products, [name]) for name in self.names])
         return dict(zip(self.names, found.unbind(0), strict=True))
 
-    @override
     def inner(self, other: PerSampleGradients) -> Tensor:
         right = self._like(other)
 
@@ -104,18 +99,15 @@ class SplitGradients(PerSampleGradients):
             )
         return other
 
-    @override
     def __sub__(self, other: PerSampleGradients) -> SplitGradients:
         right = self._like(other)
         out = self._new(self.here - right.here)
         out._operands = (self, right)
         return out
 
-    @override
     def rows(self, index: Tensor | slice) -> SplitGradients:
         return self._changed(lambda G: G.rows(index))
 
-    @override
     def select(self, names: Sequence[str]) -> SplitGradients:
         return self._changed(lambda G: G.select(names))
 
@@ -126,7 +118,6 @@ class SplitGradients(PerSampleGradients):
             out._operands = tuple(map(change, self._operands))
         return out
 
-    @override
     def materialise(self) -> DenseGradients:
         parts = self.here.materialise().tensors
         whole = {name: all_values(with_part(rows, self._params[name])) for name, rows in parts.items()}

@@ -39,7 +39,6 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from typing_extensions import override
 
 import equipoise
 from equipoise._foreign_errors import place_of_user
@@ -232,20 +231,17 @@ class Replayed(FactoredGradients):
             return found
         return {name: tuple(factor.rows(self._places) for factor in kept) for name, kept in found.items()}
 
-    @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         if groups is not None:
             return super().row_norms(groups)
         return self._norms_of_all if self._places is None else self._norms_of_all[self._places]
 
-    @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
         if self._places is not None or not isinstance(index, slice):
             every = torch.arange(self._all, device=self.device)
             index = (every if self._places is None else every[self._places])[index]
         return Replayed(self._traced, self._found, index)
 
-    @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(weights, Tensor) or weights.ndim != 1:
             return super().weighted_sums(weights)

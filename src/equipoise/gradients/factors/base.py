@@ -13,7 +13,6 @@ from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise.gradients.numerics import (
     PARTIAL_SUM,
@@ -151,11 +150,9 @@ class DenseFactor(Factor):
         self.g = g.detach()
         self._describe(g, g.shape[1:], "rows")
 
-    @override
     def norms_squared(self) -> Tensor:
         return squared_rows(widen(self.g))
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         g = widen(self.g)
         weights = weights.to(g.dtype)
@@ -169,15 +166,12 @@ class DenseFactor(Factor):
         inverse = [order.index(d) + 1 for d in range(1, g.ndim)]
         return out.view(weights.shape[1], *permuted.shape[1:]).permute(0, *inverse)
 
-    @override
     def materialise(self) -> Tensor:
         return widen(self.g)
 
-    @override
     def rows(self, index: Tensor | slice) -> DenseFactor:
         return DenseFactor(take(self.g, index))
 
-    @override
     def _with(self, kernel: str) -> Factor:
         return self
 
@@ -246,7 +240,6 @@ class BilinearFactor(Factor):
     def _like(self, a: Tensor, b: Tensor) -> Self:
         """A factor of this form and kernel."""
 
-    @override
     def rows(self, index: Tensor | slice) -> Self:
         if self._operands is None:
             out = copy.copy(self)  # what was checked of all records holds for some
@@ -256,7 +249,6 @@ class BilinearFactor(Factor):
         left, right = (operand.rows(index) for operand in self._operands)
         return cast(Self, left._minus(right, self.kernel))
 
-    @override
     def difference(self, other: Factor) -> Factor:
         if not isinstance(other, BilinearFactor) or self._form() != other._form():
             return super().difference(other)

@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
-from typing_extensions import override
 
 from equipoise.gradients.factors.base import BilinearFactor, DenseFactor, Factor
 from equipoise.gradients.factors.outer import gram_norms, summed_sizes
@@ -158,15 +157,12 @@ class ConvFactor(BilinearFactor):
         self.uses, self.positions = a.shape[1], a.shape[1] * b.shape[3:].numel()
         self._describe(a, (b.shape[2], a.shape[2] // geometry.groups, *geometry.kernel_size), kernel)
 
-    @override
     def _form(self) -> Hashable:
         return self.kind, self.geometry, self._a.shape[2:], self._b.shape[2:]
 
-    @override
     def _like(self, a: Tensor, b: Tensor) -> ConvFactor:
         return ConvFactor(a, b, self.geometry, self.kernel)
 
-    @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         out = torch.empty(self.num_records, dtype=torch.float64, device=self.device)
         kernel = self.route()
@@ -188,7 +184,6 @@ class ConvFactor(BilinearFactor):
         sizes = summed_sizes(widen(self.a).flatten(2), widen(self.b).flatten(2))
         return sizes.mul_(math.sqrt(self.geometry.coverage))
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         weights = weights.to(a.dtype)
@@ -207,11 +202,9 @@ class ConvFactor(BilinearFactor):
         ]
         return torch.stack(sums) if m > 1 else sums[0].unsqueeze(0)
 
-    @override
     def materialise(self) -> Tensor:
         return self._rows_by(self.kernel)
 
-    @override
     def kernels(self) -> tuple[str, ...]:
         groups, channels = self.geometry.groups, self.shape[1]
         d_out, d_in = self.shape[0], self.shape[1:].numel()
@@ -232,7 +225,6 @@ class ConvFactor(BilinearFactor):
             return tuple(lazy)
         return (*(f"rows_{route}" for route in routes), *lazy)
 
-    @override
     def _with(self, kernel: str) -> Factor:
         if kernel.startswith("rows_"):
             return DenseFactor(self._rows_by(kernel.removeprefix("rows_")))

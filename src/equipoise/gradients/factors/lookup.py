@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise._host import host_waits
 from equipoise.gradients.factors.base import Factor
@@ -51,7 +50,6 @@ class IndexFactor(Factor):
         """``b`` as [B, S, d] in the accumulation type."""
         return widen(self.b).reshape(*self.index.shape, self.shape[1:].numel())
 
-    @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         b = self.wide_b()
         if self.positions == 1:
@@ -73,11 +71,9 @@ class IndexFactor(Factor):
         found = without_lost(out, errors, lost, lambda at: self.rows(at)._segmented_norms(b[at]), most)
         return found, errors
 
-    @override
     def magnitudes(self) -> Tensor | None:
         return None if self.positions == 1 else self._sizes(self.wide_b())
 
-    @override
     def additions(self) -> int:
         return self.positions  # one look-up is added after another, however many there are
 
@@ -101,7 +97,6 @@ class IndexFactor(Factor):
         sums = b.new_zeros(records, positions, width).index_put_((own, segment), b, accumulate=True)
         return sums.view(records * positions, width)
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._summed(weights, self.index.reshape(-1), self.num_rows).view(-1, *self.shape)
 
@@ -118,7 +113,6 @@ class IndexFactor(Factor):
                 out[k].index_put_((index,), terms, accumulate=True)
         return out
 
-    @override
     def add_weighted_sum(self, total: Tensor, weights: Tensor) -> Tensor:
         few = self.index.numel() < self.num_rows
         alike = total.dtype == widen(self.b).dtype and total.is_contiguous()
@@ -131,7 +125,6 @@ class IndexFactor(Factor):
         total.view(len(total), self.num_rows, -1).index_add_(1, used, sums)
         return total
 
-    @override
     def materialise(self) -> Tensor:
         b = self.wide_b()
         records, _, width = b.shape
@@ -139,11 +132,9 @@ class IndexFactor(Factor):
         out = b.new_zeros(records, self.num_rows, width)
         return out.index_put_((own, self.index), b, accumulate=True).view(records, *self.shape)
 
-    @override
     def rows(self, index: Tensor | slice) -> IndexFactor:
         return IndexFactor(self.index[index], take(self.b, index), self.num_rows, self.kernel)
 
-    @override
     def difference(self, other: Factor) -> Factor:
         if not isinstance(other, IndexFactor) or self.shape != other.shape:
             return super().difference(other)
@@ -153,7 +144,6 @@ class IndexFactor(Factor):
         index = torch.cat([self.index, other.index], dim=1)
         return IndexFactor(index, torch.cat([self.b, -other.b], dim=1), self.num_rows, "sort")
 
-    @override
     def kernels(self) -> tuple[str, ...]:
         order = ("gram", "sort") if self.positions <= 32 else ("sort", "gram")
         held = self.positions * (1 + self.shape[1:].numel())

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise._host import host_waits
 from equipoise.gradients.factors.base import BilinearFactor
@@ -71,26 +70,21 @@ class OuterFactor(BilinearFactor):
         if self.shape.numel() != self.matrix_shape.numel():
             raise ValueError(f"shape={tuple(self.shape)} does not fit a product of {self.matrix_shape}")
 
-    @override
     def _form(self) -> Hashable:
         return self.kind, self.matrix_shape, self.shape
 
-    @override
     def _like(self, a: Tensor, b: Tensor) -> OuterFactor:
         return OuterFactor(a, b, self.shape, self.kernel)
 
-    @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         a, b = self._sides()
         if self.positions == 1:
             return outer_norms(a, b), None
         return gram_norms(a, b) if self.route() == "gram" else (product_norms(a, b), None)
 
-    @override
     def magnitudes(self) -> Tensor | None:
         return None if self.positions == 1 else summed_sizes(*self._sides())
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         a, b = self._sides()
         weights = weights.to(a.dtype)
@@ -115,12 +109,10 @@ class OuterFactor(BilinearFactor):
             blocks.append(torch.mm(weights.t(), rows.flatten(1)).view(weights.shape[1], -1, a.shape[2]))
         return torch.cat(blocks, dim=1).view(-1, *self.shape)
 
-    @override
     def materialise(self) -> Tensor:
         a, b = self._sides()
         return contracted(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
-    @override
     def kernels(self) -> tuple[str, ...]:
         if self.positions == 1:
             return ("gram",)  # with one term the norm is the product of two norms

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise.gradients.factors.base import BilinearFactor, DenseFactor, Factor
 from equipoise.gradients.factors.convolution import ConvFactor
@@ -144,7 +143,6 @@ class ScaledFactor(Factor):
         empty = torch.zeros(0, self.positions, dtype=torch.float64, device=self.device)
         return torch.cat(found) if found else empty
 
-    @override
     def norms_squared(self) -> Tensor:
         if self._single:
             return self._terms().squeeze(1)
@@ -153,7 +151,6 @@ class ScaledFactor(Factor):
             out[part] = squared_rows(self.inner.rows(part).materialise() * self.diagonal)
         return out
 
-    @override
     def magnitudes(self) -> Tensor | None:
         if self._single:
             return None
@@ -163,23 +160,18 @@ class ScaledFactor(Factor):
         inner = self.inner.magnitudes()
         return None if inner is None else inner * self.diagonal.abs().max()
 
-    @override
     def additions(self) -> int:
         return self.inner.additions()
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.inner.weighted_sum(weights) * self.diagonal
 
-    @override
     def materialise(self) -> Tensor:
         return self.inner.materialise() * self.diagonal
 
-    @override
     def rows(self, index: Tensor | slice) -> ScaledFactor:
         return ScaledFactor(self.inner.rows(index), self.diagonal)
 
-    @override
     def difference(self, other: Factor) -> Factor:
         if isinstance(other, ScaledFactor) and other.diagonal is self.diagonal:
             return ScaledFactor(self.inner.difference(other.inner), self.diagonal)
@@ -203,19 +195,15 @@ class SharedFactor(Factor):
         self.row = row.detach()
         self._describe(self.row.expand(num_records, *row.shape), row.shape, "rows")
 
-    @override
     def norms_squared(self) -> Tensor:
         return squared_rows(widen(self.row).unsqueeze(0)).expand(self.num_records)
 
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         row = widen(self.row)
         return torch.tensordot(weights.to(row.dtype).sum(0), row, 0)
 
-    @override
     def materialise(self) -> Tensor:
         return widen(self.row).expand(self.num_records, *self.shape).clone()
 
-    @override
     def rows(self, index: Tensor | slice) -> SharedFactor:
         return SharedFactor(self.row, len(torch.empty(self.num_records, device=self.device)[index]))
