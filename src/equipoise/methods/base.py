@@ -64,7 +64,6 @@ class DrawHandle(Protocol):
     @property
     def name(self) -> str:
         """The draw's name in the privacy plan."""
-        ...
 
     def query(
         self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
@@ -83,18 +82,15 @@ class DrawHandle(Protocol):
         Returns:
             name -> Bounded, over the whole draw; an empty draw gives sums of zero.
         """
-        ...
 
     def secret_number(self, purpose: str) -> int:
         """A secret number of this draw that keys a random number per record; never to be released."""
-        ...
 
     def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
         """Private numbers of the draw's records, in the draw's order.
 
         `fn` answers [b] per micro-batch, or a dict of such tensors; [B] comes back, or a dict of these.
         """
-        ...
 
 
 class LedgerHandle(Protocol):
@@ -102,11 +98,9 @@ class LedgerHandle(Protocol):
 
     def release(self, draw: Any, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
-        ...
 
     def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """An operation that only the method's own `ledger_class` has."""
-        ...
 
 
 class Context(Protocol):
@@ -115,36 +109,29 @@ class Context(Protocol):
     @property
     def params(self) -> Parameters:
         """The trainable parameters, read-only and detached."""
-        ...
 
     @property
     def step(self) -> int:
         """The number of the step, from 0."""
-        ...
 
     @property
     def sampling(self) -> Sampling:
         """The training's sampling: `steps`, `population`, `expected_size` (the public divisor)."""
-        ...
 
     @property
     def relation(self) -> str:
         """The neighbouring relation of the privacy plan: "add_or_remove_one" or "replace_one"."""
-        ...
 
     @property
     def plan(self) -> Plan:
         """What the method planned for this training."""
-        ...
 
     @property
     def ledger(self) -> LedgerHandle:
         """The only way out of the private side."""
-        ...
 
     def draw(self, name: str = "batch") -> DrawHandle:
         """Take the next sample of records for the planned draw of this name."""
-        ...
 
     def public_gradients(
         self, batch: Any, at: Parameters | None = None, step: int | None = None
@@ -157,11 +144,9 @@ class Context(Protocol):
             step: the step whose dropout masks they see, so that rows of an earlier step come out the same
                 again; the current step when None.
         """
-        ...
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step: the same at every replay, independent of the records."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

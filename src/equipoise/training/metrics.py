@@ -40,11 +40,9 @@ class MetricWriter(Protocol):
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row; it has a `step`."""
-        ...
 
     def close(self) -> None:
         """Finish the file."""
-        ...
 
 
 class Events:

@@ -52,7 +52,6 @@ class WeightRule(Protocol):
 
     def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
         """Weights [B] for norms [B]; |weight * norm| must not exceed the threshold."""
-        ...
 
 
 def clip(
