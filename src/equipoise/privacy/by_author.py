@@ -19,27 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, bounded, keyed, private, secrets, torch
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, sampling_from
-
-if TYPE_CHECKING:
-    import torch
-
-    from equipoise.privacy import private
-    from equipoise.privacy.bounds import bounded
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import secrets
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    torch, secrets = later("torch"), later("equipoise.privacy.noise.secrets")
-    bounded, private = later("equipoise.privacy.bounds.bounded"), later("equipoise.privacy.private")
-    keyed = later("equipoise.privacy.noise.streams")
 
 # Deviations from what is claimed. A sound class is beyond them in one of 5e8 trials, and a scale that is
 # wrong by a twentieth is: it stands out by 7.

@@ -62,27 +62,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import dp_accounting
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from scipy import stats
 
 from equipoise import _validate
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Secrets, by_author, torch, uniform
 from equipoise.privacy.accounting.allocation import BallsInBinsDpEvent
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import PlanError
-
-if TYPE_CHECKING:
-    import torch
-
-    from equipoise.privacy import by_author
-    from equipoise.privacy.noise import uniform
-    from equipoise.privacy.noise.secrets import Secrets
-else:
-    torch, uniform = later("torch"), later("equipoise.privacy.noise.uniform")
-    by_author = later("equipoise.privacy.by_author")
 
 #: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s. A
 #: choice: with a larger number the accountant takes longer, for noise that leaves nothing to learn.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import by_author
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism
 from equipoise.privacy.mechanisms.correlated_gaussian import BandedGaussian, OneStepGaussian
@@ -13,11 +13,6 @@ from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.mechanisms.staged import Staged
-
-if TYPE_CHECKING:
-    from equipoise.privacy import by_author
-else:
-    by_author = later("equipoise.privacy.by_author")
 
 __all__ = [
     "MECHANISMS",

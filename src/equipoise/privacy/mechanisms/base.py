@@ -32,21 +32,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from equipoise import _validate
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, keyed, torch
 from equipoise.privacy.errors import LedgerError, PlanError
 from equipoise.privacy.sampling import Sampling
-
-if TYPE_CHECKING:
-    import torch
-
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    keyed = later("equipoise.privacy.noise.streams")
 
 Sums = dict[str, dict[str, "torch.Tensor"]]
 """Release name -> tensor name -> tensor."""

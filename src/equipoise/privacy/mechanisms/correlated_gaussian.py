@@ -51,12 +51,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
 from equipoise import _validate
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, keyed, private, torch
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import (
     Mechanism,
@@ -75,17 +75,6 @@ from equipoise.privacy.mechanisms.toeplitz import (
     squared_sensitivity,
 )
 from equipoise.privacy.sampling import Sampling
-
-if TYPE_CHECKING:
-    import torch
-
-    from equipoise.privacy import private
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    torch, private = later("torch"), later("equipoise.privacy.private")
-    keyed = later("equipoise.privacy.noise.streams")
 
 # Steps after which noise that stays bounded is taken to have the size that it keeps. A choice: fewer miss
 # inverses that grow slowly, more take longer.

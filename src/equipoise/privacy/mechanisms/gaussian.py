@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, keyed
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
-
-if TYPE_CHECKING:
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    keyed = later("equipoise.privacy.noise.streams")
 
 
 @final

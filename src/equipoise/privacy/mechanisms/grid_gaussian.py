@@ -30,27 +30,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, ciphers, keyed, private, torch
 from equipoise.privacy.errors import LedgerError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
-
-if TYPE_CHECKING:
-    import torch
-    from cryptography.hazmat.primitives import ciphers
-
-    from equipoise.privacy import private
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    torch, private = later("torch"), later("equipoise.privacy.private")
-    ciphers = later("cryptography.hazmat.primitives.ciphers")
-    keyed = later("equipoise.privacy.noise.streams")
 
 BITS = 24
 """The noise's standard deviation is 2^BITS grid units.

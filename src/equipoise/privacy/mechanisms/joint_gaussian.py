@@ -25,25 +25,12 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from equipoise._lazy import later
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams, keyed, private, requirements, torch
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
-
-if TYPE_CHECKING:
-    import torch
-
-    from equipoise.privacy import private
-    from equipoise.privacy.bounds import requirements
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise import streams as keyed
-    from equipoise.privacy.noise.streams import ReleaseStreams
-else:
-    torch, private = later("torch"), later("equipoise.privacy.private")
-    requirements = later("equipoise.privacy.bounds.requirements")
-    keyed = later("equipoise.privacy.noise.streams")
 
 RadialWeights = Callable[["torch.Tensor"], "torch.Tensor"]
 """From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
