@@ -540,16 +540,28 @@ class FactoredGradients(PerSampleGradients):
             out._operands = tuple(map(change, self._operands))
         return out
 
-    def materialise(self) -> DenseGradients:
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameter name -> rows [B, *shape]."""
         with full_precision(self.device):
-            tensors = {name: self._rows_of(name).to(self.dtype) for name in self.names}
+            return {
+                name: summed_rows(kept) if kept else self._zeros(*self.shapes[name])
+                for name, kept in self.factors.items()
+            }
+
+    def matrix(self) -> Tensor:
+        """All rows as one [B, P] tensor, parameters in the order of ``names``."""
+        rows = [
+            tensor.reshape(self.num_records, self.shapes[name].numel())
+            for name, tensor in self.tensors.items()
+        ]
+        return torch.cat(rows, dim=1) if rows else self._zeros(0)
+
+    def materialise(self) -> DenseGradients:
+        tensors = {name: rows.to(self.dtype) for name, rows in self.tensors.items()}
         out = DenseGradients(tensors, self.losses, num_records=self.num_records, device=self.device)
         out._operands = self._operands
         return out
-
-    def _rows_of(self, name: str) -> Tensor:
-        kept = self.factors[name]
-        return summed_rows(kept) if kept else self._zeros(*self.shapes[name])
 
     def _squares(self, name: str) -> Tensor:
         """Squared row norms of one parameter, kept: the factors never change."""
@@ -685,28 +697,6 @@ class DenseGradients(FactoredGradients):
     ) -> None:
         factors = {name: (DenseFactor(rows),) for name, rows in tensors.items()}
         super().__init__(factors, losses, num_records=num_records, device=device)
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Parameter name -> rows [B, *shape]."""
-        return {name: self._rows_of(name) for name in self.names}
-
-    def matrix(self) -> Tensor:
-        """All rows as one [B, P] tensor, parameters in the order of ``names``."""
-        rows = [
-            tensor.reshape(self.num_records, self.shapes[name].numel())
-            for name, tensor in self.tensors.items()
-        ]
-        return torch.cat(rows, dim=1) if rows else self._zeros(0)
-
-    def _new(
-        self, factors: Mapping[str, Sequence[Factor]], losses: Tensor | None = None, count: int | None = None
-    ) -> FactoredGradients:
-        if not all(len(kept) == 1 and isinstance(kept[0], DenseFactor) for kept in factors.values()):
-            return super()._new(factors, losses, count)
-        tensors = {name: kept[0].materialise() for name, kept in factors.items()}
-        records = self.num_records if count is None else count
-        return DenseGradients(tensors, losses, num_records=records, device=self.device)
 
 
 class LossesOnly(PerSampleGradients):
