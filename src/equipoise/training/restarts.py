@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -76,11 +77,8 @@ def undo_start(folder: RunFolder) -> None:
             _check_unreleased(folder, mine)
             # Only a journal of this key is written to: the path may come from elsewhere.
             if mine:
-                journal = Journal(began.journal, existing=True)
-                try:
+                with closing(Journal(began.journal, existing=True)) as journal:
                     book_end(journal, run, stop_fixed_beforehand=True)
-                finally:
-                    journal.close()
         folder.discard()
     finally:
         folder.unlock()

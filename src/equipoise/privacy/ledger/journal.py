@@ -15,6 +15,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -361,8 +362,5 @@ def read_journal(path: PathLike) -> list[Entry]:
     Raises:
         JournalError: it cannot be read, or this library did not write it.
     """
-    journal = Journal(path, read_only=True)
-    try:
+    with closing(Journal(path, read_only=True)) as journal:
         return journal.entries()
-    finally:
-        journal.close()

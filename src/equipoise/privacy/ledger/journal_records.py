@@ -109,6 +109,14 @@ def _are_other_users(one: str, other: str) -> bool:
     return one.partition(":")[0] == other.partition(":")[0] and one != other
 
 
+def runs_in(journal_file: PathLike | None) -> Mapping[str, RunRecord]:
+    """The runs in a shared journal; none for None, or a path where nothing lies yet."""
+    if journal_file is None or not Path(journal_file).is_file():
+        return {}
+    with closing(Journal(journal_file, read_only=True)) as journal, journal.locked():
+        return JournalRecords.of(journal).runs
+
+
 def other_runs(
     journal_file: PathLike | None, relation: str, unit: str = "record"
 ) -> tuple[dp_accounting.DpEvent, ...]:
@@ -122,10 +130,7 @@ def other_runs(
         JournalError: the journal is damaged, or a run was accounted under another relation or for another
             unit.
     """
-    if journal_file is None or not Path(journal_file).is_file():
-        return ()
-    with closing(Journal(journal_file, read_only=True)) as journal, journal.locked():
-        return tuple(events_of(JournalRecords.of(journal).runs, relation, unit).values())
+    return tuple(events_of(runs_in(journal_file), relation, unit).values())
 
 
 def book_end(journal: Journal, run: str, stop_fixed_beforehand: bool) -> None:

@@ -8,20 +8,15 @@ every statement names the assumption.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise._dtensor import local_part
-from equipoise._files import PathLike
 from equipoise._tree import leaves
 from equipoise.distributed.processes import Processes
-from equipoise.privacy import Journal
-from equipoise.privacy.ledger.journal_records import JournalRecords
+from equipoise.privacy.ledger.journal_records import runs_in
 from equipoise.statements.assumptions import AFTER, Assumption
 from equipoise.training.arguments import TrainingInputs
 from equipoise.training.setup.private_copies import held_tensors
@@ -40,7 +35,7 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
     begun, found = given.run, _runs_in(given.model, given.loss)
     claims = not (begun.reproducible or given.method.guarantee == "none")
     if claims and begun.starts_from is None:
-        paid = processes.first(lambda: _runs_of(begun.journal))
+        paid = processes.first(lambda: frozenset(runs_in(begun.journal)))
         for run, name in found.items():
             if run not in paid:
                 raise ValueError(
@@ -70,14 +65,6 @@ def _runs_in(model: nn.Module, loss: Any) -> dict[str, str]:
             for one in digests([held]) & known.keys():
                 found.setdefault(known[one].run, name.removeprefix("model."))
     return found
-
-
-def _runs_of(file: PathLike | None) -> Set[str]:
-    """The names of the runs in a shared journal."""
-    if file is None or not Path(file).is_file():
-        return frozenset()
-    with closing(Journal(file, read_only=True)) as journal, journal.locked():
-        return frozenset(JournalRecords.of(journal).runs)
 
 
 def _remembered(optimizer: torch.optim.Optimizer) -> str | None:
