@@ -59,10 +59,6 @@ class SharedLedger:
         if self.own is not None:
             self.unread_digest = self.own.unread_digest
 
-    @property
-    def _ledger(self) -> Ledger:
-        return own_ledger(self)
-
     def digest(self, value: Any) -> str:
         """As `Ledger.digest` on rank 0; elsewhere a digest of what this process has."""
         return self.unread_digest(value).value()
@@ -83,7 +79,7 @@ class SharedLedger:
         parts = self._processes.all_of(parameters) if self._is_sharded else [parameters]
 
         def on_rank_0() -> tuple[Draw, Tensor]:
-            ledger = self._ledger
+            ledger = own_ledger(self)
             draw = ledger.open(name, parameters if len(parts) == 1 else ledger.digest({"parts": parts}))
             return draw, ledger.sample(draw, num_records)
 
@@ -108,7 +104,7 @@ class SharedLedger:
             }
             for name, bounded in sums.items()
         }
-        return self._processes.first_tensors(lambda: self._ledger.release(draw, sums), like)
+        return self._processes.first_tensors(lambda: own_ledger(self).release(draw, sums), like)
 
     def _release_shared(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]] | None:
         """As `Ledger.release`, where every process noises a part of the sums that all of them have.
@@ -117,7 +113,7 @@ class SharedLedger:
         """
 
         def on_rank_0() -> bytes | None:
-            ledger = self._ledger
+            ledger = own_ledger(self)
             if type(ledger)._noised is not Ledger._noised or type(ledger)._streams is not Ledger._streams:
                 return None
             return ledger.book(draw, sums).streams.key(NOISE)
@@ -169,7 +165,7 @@ class SharedLedger:
                     f"the sums {sorted(sums)} are not finite in a process though bad records were left out: "
                     "a bug in a factor or a kernel, or an overflow. Nothing was released"
                 )
-            return self._ledger.book(draw, sums, parts[1:]).streams.key(NOISE)
+            return own_ledger(self).book(draw, sums, parts[1:]).streams.key(NOISE)
 
         key = self._processes.first(on_rank_0)
         streams = ReleaseStreams(lambda purpose: _only_noise(key, purpose))
@@ -180,22 +176,22 @@ class SharedLedger:
 
     def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """As `Ledger.call`, on rank 0; every process gets what it gives."""
-        return self._processes.first(lambda: self._ledger.call(operation, *arguments, **options))
+        return self._processes.first(lambda: own_ledger(self).call(operation, *arguments, **options))
 
     @property
     def can_go_on(self) -> bool:
-        return self._processes.first_bytes(lambda: b"" if self._ledger.can_go_on else None) is not None
+        return self._processes.first_bytes(lambda: b"" if own_ledger(self).can_go_on else None) is not None
 
     def synced_place(self) -> dict[str, Any]:
         """As `Ledger.synced_place`; the place itself, with the keys of earlier noise, stays on rank 0."""
-        self._processes.first(lambda: self._ledger.journal.sync())
+        self._processes.first(lambda: own_ledger(self).journal.sync())
         return self.place
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
-        return self._processes.first(lambda: self._ledger.spent(delta))
+        return self._processes.first(lambda: own_ledger(self).spent(delta))
 
     def progress(self, delta: float | None = None) -> float:
-        return self._processes.first(lambda: self._ledger.progress(delta))
+        return self._processes.first(lambda: own_ledger(self).progress(delta))
 
 
 def _are_normal(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> bool:

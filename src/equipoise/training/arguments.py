@@ -243,8 +243,7 @@ class Run:
                 raise TypeError(f"{_validate.given(name, value)} is {_validate.what_is(value)}; give a path")
         if self.journal is not None:
             object.__setattr__(self, "journal", os.fspath(self.journal))
-        for name in ("reproducible", "hardened"):
-            _validate.instance(bool, "False", **{name: getattr(self, name)})
+        _validate.instance(bool, "False", reproducible=self.reproducible, hardened=self.hardened)
         _validate.instance(int, "0", seed=self.seed)
         if self.diagnostics is not None and not self.reproducible:
             raise ValueError(

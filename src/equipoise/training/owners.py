@@ -45,6 +45,7 @@ class Owners:
 
     Attributes:
         users: of each record, numbered from 0 on, LongTensor [n].
+        names: a number for the name of each user, int64 [count].
         count: of users.
 
     Raises:
@@ -59,18 +60,13 @@ class Owners:
 
     def __init__(self, owner: Any, unit: Unit) -> None:
         self.unit = unit
-        self.users, self._names = _numbered("owner", owner)
-        self.count = len(self._names)
+        self.users, self.names = _numbered("owner", owner)
+        self.count = len(self.names)
         self.choose(bytes(32))  # for trials, until the ledger gives the run's key
 
     def __len__(self) -> int:
         """How many records have an owner."""
         return len(self.users)
-
-    @property
-    def names(self) -> Tensor:
-        """A number for the name of each user, int64 [count]."""
-        return self._names
 
     def choose(self, key: bytes) -> None:
         """Choose the records of each user that draws may hold.
@@ -93,8 +89,8 @@ class Owners:
             key: 32 secret bytes of the run, which serve nothing else.
         """
         if self.unit.joined is not None:
-            return self._names
-        return keyed_integers(KEYS, torch.stack([self._names[self.users], self._place], 1), key)
+            return self.names
+        return keyed_integers(KEYS, torch.stack([self.names[self.users], self._place], 1), key)
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records that draws may hold."""
@@ -130,7 +126,7 @@ class Owners:
 
     def _places(self, key: bytes) -> Tensor:
         """The place of every record among those of its user, LongTensor [n]."""
-        owned = torch.stack([self._names[self.users], occurrences(self.users)], 1)
+        owned = torch.stack([self.names[self.users], occurrences(self.users)], 1)
         order = keyed_integers(KEYS, owned, key).argsort()
         places = torch.empty_like(order)
         places[order] = occurrences(self.users[order])

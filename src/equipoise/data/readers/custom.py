@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet
 
 
@@ -84,10 +83,4 @@ def load_dataset(spec: str, *, folder: PathLike | None = None, population: int |
             f"{spec!r} returned a {type(dataset).__name__}; it must return an equipoise.data.DataSet (name, "
             "train, test, population, num_classes)."
         )
-    if population is None:
-        return dataset
-    if population < 1:
-        raise DataFileError(
-            f"population={population} must be positive: it is the public size of the training set."
-        )
-    return replace(dataset, population=population)
+    return dataset if population is None else replace(dataset, population=population)

@@ -8,7 +8,6 @@ saves in one forward of a few records, in which operations are counted, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +81,14 @@ class _Work(SeenOperations):  # type: ignore[no-untyped-call]
         return out
 
 
-@dataclass(frozen=True)
-class ForwardCost:
-    """What a forward costs.
-
-    Attributes:
-        record_bytes: bytes that autograd saves per record, without the parameters.
-        overhead: what a forward and a backward cost without their rows, in rows. It is counted, not timed, so
-            that a run that is repeated has the same micro-batches.
-    """
-
-    record_bytes: float
-    overhead: float
-
-
-def forward_cost(model: nn.Module, loss: Loss, batch: Any) -> ForwardCost:
+def forward_cost(model: nn.Module, loss: Loss, batch: Any) -> tuple[float, float]:
     """The cost of a forward, measured on the batch.
 
-    Where a loss takes derivatives by `torch.func`, which does not tell what it saves: the bytes of all that
-    is computed.
+    Returns:
+        Bytes that autograd saves per record, without the parameters; where a loss takes derivatives by
+        `torch.func`, which does not tell what it saves, the bytes of all that is computed. And what a forward
+        and a backward cost without their rows, in rows: it is counted, not timed, so that a run that is
+        repeated has the same micro-batches.
     """
     own = {local_part(p).untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
@@ -132,7 +120,7 @@ def forward_cost(model: nn.Module, loss: Loss, batch: Any) -> ForwardCost:
     records = max(1, num_records(batch))
     calls = found.calls * CALL_WORK.get(device_of(next(model.parameters())).type, CALL_WORK["cuda"])
     overhead = max(1.0, min(PASS_OVERHEAD, calls * records / max(1, found.work)))
-    return ForwardCost(total / records, overhead)
+    return total / records, overhead
 
 
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:

@@ -83,7 +83,7 @@ def choose_micro_batches(
         takes_zeros = engine.serves(zeros)
     if takes_zeros:
         public = zeros
-    cost = forward_cost(engine.model, engine.loss, public)
+    record_bytes, overhead = forward_cost(engine.model, engine.loss, public)
     # The worst of all processes': they assign the records of a draw in one way.
     mine = pipeline.random_use(probes)
     if mine == "own" and _operations_follow_numbers(engine, public):
@@ -96,13 +96,13 @@ def choose_micro_batches(
             "population that covers the records. Nothing was spent."
         )
     num_parameters = sum(p.numel() for p in pipeline.params.values())
-    most = fitting(cost.record_bytes, num_parameters, pipeline.prepare.device)
+    most = fitting(record_bytes, num_parameters, pipeline.prepare.device)
     if is_resumed and given is not None:
         size = given  # a run that goes on has its size: another would be another question
     else:
-        mine_too = _size(given, most, sampling, processes, random_use, cost.overhead)
+        mine_too = _size(given, most, sampling, processes, random_use, overhead)
         size = processes.first(lambda: mine_too)  # for what each of them measures, and all must do alike
-    return MicroBatches(size, random_use, cost.record_bytes, takes_zeros)
+    return MicroBatches(size, random_use, record_bytes, takes_zeros)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
