@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-
-if TYPE_CHECKING:
-    from equipoise.methods.public_records import PublicRecords
-    from equipoise.privacy import Ledger
+from equipoise.methods.public_records import PublicRecords
 
 
 @dataclass(frozen=True)
@@ -30,25 +27,11 @@ class MethodWrapper(Method):
         super().__post_init__()
         _validate.instance(Method, "DPSGD(clip_norm=1.0)", inner=self.inner)
 
-    @property
-    def ledger_class(self) -> Callable[..., Ledger]:  # type: ignore[override]
-        return self.inner.ledger_class
-
-    @property
-    def recipe(self) -> str:  # type: ignore[override]
-        return self.inner.recipe
-
-    @property
-    def guarantee(self) -> str:
-        return self.inner.guarantee
-
-    @property
-    def forward_only(self) -> bool:  # type: ignore[override]
-        return self.inner.forward_only
-
-    @property
-    def is_whole_step(self) -> bool:  # type: ignore[override]
-        return self.inner.is_whole_step
+    ledger_class = property(attrgetter("inner.ledger_class"))
+    recipe = property(attrgetter("inner.recipe"))
+    guarantee = property(attrgetter("inner.guarantee"))
+    forward_only = property(attrgetter("inner.forward_only"))
+    is_whole_step = property(attrgetter("inner.is_whole_step"))
 
     def plan(self, setting: Setting) -> Plan:
         return self.inner.plan(setting)
