@@ -12,15 +12,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 from equipoise import _validate
+from equipoise.privacy._torch_side import Bounded, ReleaseStreams
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
-
-if TYPE_CHECKING:
-    from equipoise.privacy.bounds.bounded import Bounded
-    from equipoise.privacy.noise.streams import ReleaseStreams
 
 
 @final
