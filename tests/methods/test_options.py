@@ -57,7 +57,6 @@ def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message
         (eq.methods.DPZO, {"displacement": 0.0}),
         (eq.methods.Every, {"period": 2.5}),
         (eq.methods.NoiseFactor, {"factor": 0}),
-        (eq.methods.LeastDisplacement, {"threshold_ratio": -1}),
         (eq.methods.DPSVRG, {"clip_norm": eq.methods.ReleasedQuantile()}),
         (eq.methods.ReleasedNorm, {"scale": eq.methods.ReleasedQuantile()}),
         (published.DPC4, {"anchor_scale": "decay"}),

@@ -6,7 +6,6 @@ from equipoise.methods.adaptive_rms import Round as Round
 from equipoise.methods.anchored import DPSVRG as DPSVRG
 from equipoise.methods.anchored import AtRandom as AtRandom
 from equipoise.methods.anchored import Every as Every
-from equipoise.methods.anchored import LeastDisplacement as LeastDisplacement
 from equipoise.methods.anchored import NoiseFactor as NoiseFactor
 from equipoise.methods.base import Context as Context
 from equipoise.methods.base import DrawHandle as DrawHandle

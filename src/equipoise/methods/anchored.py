@@ -25,7 +25,7 @@ proportional to
 
 z_1 is set to f times the multiplier z_SGD that DP-SGD would need for the same steps and budget; z_2 follows
 from the budget by the accountant. The best f depends on r, which no public knowledge fixes: f = 1.15 is the
-best for r = 1 at usual sizes, and `LeastDisplacement` scans for a given r.
+best for r = 1 at usual sizes.
 """
 
 from __future__ import annotations
@@ -63,12 +63,6 @@ BATCHES_OF_ANCHOR = 16
 """The anchor batch, where none is given, in expected batches: 4096 records to 256.
 
 A choice: a larger one makes the anchor's mean less noisy, costs more gradients, and amplifies less.
-"""
-
-FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
-"""What `LeastDisplacement` tries: the best f for r from 1 to 0.01 at usual sizes lies among them.
-
-Each costs a calibration; with fewer, or none near the best, the split of the budget is a worse one.
 """
 
 # ---- when the anchor is renewed
@@ -176,13 +170,8 @@ class AnchorSchedule:
 
 
 @dataclass(frozen=True)
-class NoiseSplit(Option):
-    """How a budget is split between coupled terms and anchor gradients."""
-
-
-@dataclass(frozen=True)
-class NoiseFactor(NoiseSplit):
-    """z_1 is `factor` times DP-SGD's multiplier for the same budget.
+class NoiseFactor(Option):
+    """How a budget is split: z_1 is `factor` times DP-SGD's multiplier for the same budget.
 
     Args:
         factor: f > 0.
@@ -190,19 +179,6 @@ class NoiseFactor(NoiseSplit):
 
     kind: ClassVar[str] = "factor"
     factor: Positive = 1.15
-
-
-@dataclass(frozen=True)
-class LeastDisplacement(NoiseSplit):
-    """The factor of `FACTORS` with the least displacement.
-
-    Args:
-        threshold_ratio: r > 0, expected ratio of the squared thresholds, coupled over anchor; the method's
-            own when None.
-    """
-
-    kind: ClassVar[str] = "least_displacement"
-    threshold_ratio: Positive | None = None
 
 
 # ---- the methods
@@ -238,13 +214,10 @@ class AnchoredMethod(Method):
         schedule: when the anchor moves: `Every` (default) or `AtRandom`.
         anchor_batch_size: n_A, expected records of an anchor gradient; the population means all records. By
             default 16 batches, at most the population.
-        split: z_1 over DP-SGD's multiplier for the same budget: `NoiseFactor` or `LeastDisplacement`.
+        split: z_1 over DP-SGD's multiplier for the same budget.
         noise_multiplier: z_1, noise of the coupled sum over its bound; calibrated when None.
         anchor_noise_multiplier: z_2, noise of the anchor sum over its bound; calibrated when None.
     """
-
-    threshold_ratio: ClassVar[float] = 1.0
-    """Expected ratio of the squared thresholds, coupled over anchor."""
 
     coupled_releases: ClassVar[tuple[str, ...]] = ("coupled",)
     """What leaves with the coupled term, each with noise z_1."""
@@ -252,7 +225,7 @@ class AnchoredMethod(Method):
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     schedule: Renewal = Every()
     anchor_batch_size: Positive | None = None
-    split: NoiseSplit = NoiseFactor()
+    split: NoiseFactor = NoiseFactor()
     noise_multiplier: Positive | None = None
     anchor_noise_multiplier: Positive | None = None
 
@@ -352,7 +325,7 @@ class AnchoredMethod(Method):
     def _split(
         self, with_noise: Callable[[float, float], PrivacyPlan], setting: Setting, anchors: Anchors
     ) -> PrivacyPlan:
-        """The plan of the factor with the least displacement; the anchor noise fills what is left."""
+        """The plan of the factor; the anchor noise fills what is left."""
         sampling, anchor, schedule = setting.sampling, anchors.anchor, anchors.schedule
         # At equal shares of a large noise the multipliers are to each other as rate times root of count.
         spread = math.sqrt(schedule.num_anchors / schedule.num_coupled)
@@ -371,31 +344,11 @@ class AnchoredMethod(Method):
         if self.noise_multiplier is not None:
             return filled(self.noise_multiplier)
 
-        threshold_ratio = getattr(self.split, "threshold_ratio", None) or self.threshold_ratio
-
-        def displacement(plan: PrivacyPlan) -> float:
-            coupled = plan["coupled"].noise_multiplier / sampling.expected_size
-            at_anchor = plan["anchor"].noise_multiplier / anchor.expected_size
-            return threshold_ratio * coupled**2 + anchors.period * at_anchor**2
-
         def of_dp_sgd(scale: float) -> PrivacyPlan:
             return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], sampling, setting.relation)
 
         z = setting.calibrated(of_dp_sgd)["gradient"].noise_multiplier
-        found: list[PrivacyPlan] = []
-        failed: BudgetError | None = None
-        for factor in (self.split.factor,) if isinstance(self.split, NoiseFactor) else FACTORS:
-            try:
-                found.append(filled(factor * z))
-            except BudgetError as error:
-                failed = error  # too little noise on the coupled terms for this budget: larger factors follow
-            # One minimum: noise of the anchor falls, noise of the coupled terms rises with f.
-            if found and min(found, key=displacement) in found[:-2]:
-                break
-        if not found:
-            assert failed is not None
-            raise failed
-        return min(found, key=displacement)
+        return filled(self.split.factor * z)
 
     # ---- steps
 
@@ -486,9 +439,6 @@ class DPSVRG(AnchoredMethod):
         >>> [(release.name, release.max_bound) for release in plan.releases]
         [('coupled', 1.0), ('anchor', 0.5)]
     """
-
-    # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
-    threshold_ratio: ClassVar[float] = 4.0
 
     def max_bounds(self, steps: int) -> tuple[float, float]:
         upper = self.threshold.upper(steps)

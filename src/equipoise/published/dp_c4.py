@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods import anchored
-from equipoise.methods.anchored import AnchoredMethod, Anchors, AtRandom, NoiseFactor, NoiseSplit, Renewal
+from equipoise.methods.anchored import AnchoredMethod, Anchors, AtRandom, NoiseFactor, Renewal
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Positive
@@ -186,7 +186,7 @@ class AsPrinted(AnchoredMethod):
     """
 
     # Theorem 3 says how the budget is split; as a class variable it is no setting.
-    split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
+    split: ClassVar[NoiseFactor] = NoiseFactor()  # type: ignore[misc]
     schedule: Renewal = AtRandom(fresh_noise=True)
 
     def anchor_size(self, sampling: Sampling) -> float:
