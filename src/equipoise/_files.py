@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 PathLike = str | os.PathLike[str]
 
@@ -96,6 +98,11 @@ def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def write_json(path: PathLike, value: Any, mode: int = 0o644) -> None:
+    """Write plain values as JSON for people to read, in one move; readable by all unless `mode` says less."""
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode(), mode)
 
 
 def schema_file(data: PathLike) -> Path:

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,14 @@ def read_object(path: PathLike) -> dict[str, Any]:
             f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file from a copy."
         )
     return value
+
+
+def finite_number(value: object) -> float | None:
+    """A finite number of a file; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # an integer of JSON may be beyond every float
+    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def each_row(path: PathLike) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ def trained(monkeypatch):
 @pytest.mark.wide
 def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained, monkeypatch):
     comparison = Comparison(methods="dp-sgd,auto-s", base=BASE, seeds=2, trials=2)
-    real = module.write_result
+    real = module.write_json
 
     def stops_after_three(path, content):
         if len(trained) > 3:
@@ -42,7 +42,7 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained, monkey
         real(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_result", stops_after_three)
+        patch.setattr(module, "write_json", stops_after_three)
         with pytest.raises(KeyboardInterrupt):
             compare(comparison, tmp_path, silent, print)
     assert len(list((tmp_path / "runs").iterdir())) == 3

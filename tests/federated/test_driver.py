@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 
 import dp_accounting
 import pytest
@@ -173,7 +174,7 @@ def test_one_open_client_at_a_time_is_as_good_as_all(tmp_path):
         built.append(number)
         return client(follower(), number, folder=tmp_path / str(number))
 
-    with ClientPool(build, 3, most=1).closing() as pool:
+    with closing(ClientPool(build, 3, most=1)) as pool:
         found = simulate(adaptive(), pool, start(), ROUNDS)
     assert built == [0, 1, 2] * (2 * ROUNDS)
     expected = simulate(adaptive(), [client(follower(), p) for p in range(3)], start(), ROUNDS)

@@ -15,7 +15,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise._files import PathLike, make_folder, schema_file, write_atomically
+from equipoise._files import PathLike, make_folder, schema_file, write_json
 from equipoise._run_files import read_object
 from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
@@ -113,7 +113,7 @@ def compare(
         if file.is_file():
             return read_object(file)
         found = {**identity, **train_in_memory(settings, raw, halves[kind], kind == "result")}
-        write_result(file, found)
+        write_json(file, found)
         return found
 
     rows = []
@@ -145,7 +145,7 @@ def compare(
         "command": comparison.command(),
         "methods": rows,
     }
-    write_result(path, values)
+    write_json(path, values)
     return values
 
 
@@ -256,8 +256,3 @@ def _row(label: str, found: Tuned[dict[str, Any]]) -> dict[str, Any]:
         **{name: first[name] for name in ("judges", "steps", "device", "statement")},
         "trials": [[rate, trial["score"]] for rate, trial in found.trials.items()],
     }
-
-
-def write_result(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a result in one move: a file that is there is whole."""
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)

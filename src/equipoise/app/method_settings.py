@@ -7,7 +7,7 @@ them together, and the noise of the next run is fitted to what they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -112,7 +112,7 @@ def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:
             found[f"inner.{name}"] = value
         elif value and name not in ("clip_norm", "clip_rule"):
             raise SettingsError(f"{flag(name)} is not an option of method {settings.method}.")
-    return found | check_options(settings.method, kind, settings.options)
+    return found | check_options(settings.method, known, settings.options)
 
 
 def option_names(kind: type) -> dict[str, Any]:
@@ -120,17 +120,20 @@ def option_names(kind: type) -> dict[str, Any]:
     return {name: value for name, value in defaults(kind).items() if name not in ("public", "recipe")}
 
 
-def check_options(name: str, kind: type[Method], options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(name: str, known: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, where the method has them all.
+
+    Args:
+        name: of the method.
+        known: the options that it has.
 
     Raises:
         SettingsError: one that it does not have.
     """
-    known = option_names(kind)
     for option in sorted(options):
         if option.partition(".")[0] not in known:
             raise SettingsError(
-                f"--option {option} is not an option of method {name}; it has {', '.join(known)}."
+                f"--option {option} is not an option of method {name}; it has {', '.join(known) or 'none'}."
             )
     return dict(options)
 

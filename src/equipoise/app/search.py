@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise._files import make_folder, write_atomically
+from equipoise._files import make_folder, write_json
 from equipoise._roots import crossing
 from equipoise._run_files import read_object
 from equipoise.app.option_checks import SettingsError, flag
@@ -73,7 +73,7 @@ def search(asked: Grid, law: PrivateSearch, folder: str, console: Console) -> di
         state: dict[str, Any] = {"runs": law.draw(), "done": 0, "best": None}
         state = read_object(notes) if notes.is_file() else state
         # Before the first run: a search that is stopped goes on with the number that it drew.
-        _write(notes, state)
+        write_json(notes, state, mode=0o600)
         while state["done"] < state["runs"]:
             with console.status("training with settings drawn at random"):
                 _try_one(wanted, alone, private, notes, state, type(console)(quiet=True))
@@ -111,10 +111,6 @@ def _check(asked: Grid) -> None:
         raise SettingsError("--epsilon is missing: it is the budget of the whole search.")
 
 
-def _write(notes: Path, state: Mapping[str, Any]) -> None:
-    write_atomically(notes, json.dumps(state).encode(), mode=0o600)
-
-
 def _try_one(
     wanted: list[tuple[dict[str, Any], RunSettings]],
     alone: float,
@@ -144,7 +140,7 @@ def _try_one(
     if math.isfinite(score) and (best is None or score > best["score"]):
         state["best"] = {"score": score, "row": row, "run": trial.name}
     state["done"] += 1
-    _write(notes, state)
+    write_json(notes, state, mode=0o600)
 
 
 def _delete_others(private: Path, state: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from equipoise._files import make_folder, write_atomically
+from equipoise._files import make_folder, write_atomically, write_json
 from equipoise._run_files import read_object
 from equipoise.app.contenders import texts
 from equipoise.app.option_checks import SettingsError
@@ -214,7 +214,7 @@ _LOADED: list[tuple[RunSettings, DataSet]] = []
 
 def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> tuple[str | None, list[str]]:
     from equipoise.app.build import assemble
-    from equipoise.app.compare import result_file, train_in_memory, write_result
+    from equipoise.app.compare import result_file, train_in_memory
     from equipoise.app.data_loading import load_data
     from equipoise.privacy import BudgetError
 
@@ -229,7 +229,7 @@ def _train_one(base: RunSettings, score: str, one: tuple[RunSettings, Path]) -> 
         try:
             judges = assemble(made, raw=raw).dataset.test
             found = train_in_memory(made, raw, judges, False)
-            write_result(file, result_file(file.parent, "run", made, "sweep", score)[1] | found)
+            write_json(file, result_file(file.parent, "run", made, "sweep", score)[1] | found)
         except (ValueError, TypeError, BudgetError) as error:
             problem = f"{type(error).__name__}: {error}"
     return problem, [str(warning.message) for warning in said]

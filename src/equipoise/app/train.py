@@ -5,7 +5,6 @@ Settings in, a run folder and plain values out.
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import tempfile
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from equipoise._files import write_atomically
+from equipoise._files import write_json
 from equipoise._rounding import plain, rounded_up
 from equipoise._run_files import RunFolderError, each_row, read_object
 from equipoise._validate import delta_warning
@@ -180,7 +179,7 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
     if result.finished:
         _say_if_clipped(experiment, RunFolder(folder), console)
     if scores is not None:
-        _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
+        write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     answer = _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
     return answer | {"exit_code": 128 + (result.stopped_by or signal.SIGINT)}
 
@@ -249,7 +248,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         experiment.canaries.save(folder)
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_json(path, asdict(settings), mode=0o600)
+    write_json(path, asdict(settings), mode=0o600)
     config = folder / "config.json"
     content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()
@@ -262,7 +261,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
     }
     if experiment.dataset.schema is not None:
         content["schema"] = dict(experiment.dataset.schema)
-    _write_json(config, content, mode=0o644)
+    write_json(config, content)
 
 
 def _of_test_records(experiment: Experiment) -> dict[str, Any]:
@@ -293,10 +292,6 @@ def _check_same(folder: str, config: Mapping[str, Any], experiment: Experiment) 
             f"({before.get('test_records', 0):,} then, {now.get('test_records', 0):,} now), so its scores "
             "would be of neither. Give the files as they were; nothing was spent."
         )
-
-
-def _write_json(path: Path, content: Mapping[str, Any], mode: int) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode=mode)
 
 
 def _new_folder(data: str) -> str:

@@ -21,7 +21,6 @@ record, with a wrong label.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.data import Records
 
 CANARIES_FILE = "private/canaries.safetensors"
@@ -98,9 +97,7 @@ class InsertedCanaries:
         path = Path(folder) / CANARIES_FILE
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         tensors = {FIELD + name: value.contiguous() for name, value in self.fields.items()}
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(safetensors.save({**tensors, "present": self.present}))
+        write_atomically(path, safetensors.save({**tensors, "present": self.present}))
 
     @classmethod
     def load(cls, folder: PathLike) -> InsertedCanaries:
@@ -119,20 +116,12 @@ class InsertedCanaries:
         try:
             content = safetensors.load(path.read_bytes())
             present = content.pop("present")
+            fields = {name.removeprefix(FIELD): value for name, value in content.items()}
+            if {len(value) for value in fields.values()} != {len(present)}:
+                raise ValueError("fields and assignment differ in length")
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
-        fields = {name.removeprefix(FIELD): value for name, value in content.items()}
-        lengths = {len(value) if value.ndim else 0 for value in (present, *fields.values())}
-        if len(lengths) != 1 or 0 in lengths or not fields or _no_assignment(present):
-            raise ValueError(
-                f"{path} is damaged: it needs a random assignment, and fields of the same length; restore it "
-                "from a copy"
-            )
         return cls(fields, present)
-
-
-def _no_assignment(present: Tensor) -> bool:
-    return present.dtype != torch.bool or present.ndim != 1
 
 
 def _described(fields: Mapping[str, tuple[torch.Size, torch.dtype]]) -> str:

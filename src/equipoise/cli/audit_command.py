@@ -15,7 +15,7 @@ from equipoise._rounding import plain, rounded_up
 from equipoise.app.option_checks import check_data_and_model, flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
-from equipoise.cli.screen import answer, loading, open_console, quiet
+from equipoise.cli.screen import answer, loading, open_console
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -67,7 +67,6 @@ def run(
     settings = _of_run(folder, data_dir, data=data, model=model, loss=loss)
     with loading():
         from equipoise.app.audits.finished_run import audit_run
-    quiet()
     with open_console(True).status("guessing the canaries"):
         found = audit_run(folder, settings, confidence)
     claimed = found["claimed_epsilon"]
@@ -208,7 +207,7 @@ def method(
             "belongs to them."
         )
     with loading():
-        from equipoise.app.method_settings import check_options, read_clip_norm
+        from equipoise.app.method_settings import check_options, option_names, read_clip_norm
         from equipoise.privacy import LedgerError, Unit
         from equipoise.testing import method_audit
         from equipoise.testing.designs import AUDITS
@@ -216,7 +215,7 @@ def method(
     if name not in AUDITS:
         raise UsageError(f"METHOD is {name!r}, but it must be one of {', '.join(AUDITS)}.")
     words = ({"variant": base.variant} if base.variant else {}) | base.options
-    options = check_options(name, find(name), words)
+    options = check_options(name, option_names(find(name)), words)
     if isinstance(options.get("clip_norm"), str):
         options["clip_norm"] = read_clip_norm(options["clip_norm"])
     with open_console(True).status(f"training canaries with {name}"):
@@ -301,7 +300,6 @@ def _of_run(folder: str, data_dir: str | None, **named: str | None) -> RunSettin
 
 def _quieten() -> None:
     """A method warns of settings that are chosen badly: those of an audit are chosen to be hard."""
-    quiet()
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise._files import make_folder, schema_file, write_atomically
+from equipoise._files import make_folder, schema_file, write_atomically, write_json
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise._say import continued
 from equipoise._validate import delta_warning, suggestion
 from equipoise.app.default_settings import RECIPES, recipes
 from equipoise.app.option_checks import check_data_and_model, data_form
 from equipoise.app.settings import CalibrationSettings, RunSettings
-from equipoise.cli.screen import answer, emit, loading, open_console, quiet
+from equipoise.cli.screen import answer, emit, loading, open_console
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, UsageError
 from equipoise.methods.registry import find, registered
@@ -42,12 +42,10 @@ def calibrate(
     with loading():
         from equipoise.app.noise_calibration import answer, table
 
-    quiet()
     with open_console(True).status("computing"):
         found = answer(asked)
     if run_dir is not None:
-        path = make_folder(run_dir, "run_dir") / "calibration.json"
-        write_atomically(path, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
+        write_json(make_folder(run_dir, "run_dir") / "calibration.json", found)
     console = open_console(json_output)
     if json_output:
         emit(found)
@@ -95,7 +93,6 @@ def check(
         from equipoise.app.train import independence_of
         from equipoise.gradients import CrossRecordError
 
-    quiet()
     console = open_console(json_output)
     # a training evaluates on rows of a file: nothing does so here, and nothing is said of them
     share = 0.1 if data_form(data) in ("table", "images") else None

@@ -62,15 +62,14 @@ def report(
 ) -> None:
     """Verify a run and write its report again, from its publishable files; or gather those of sites."""
     from equipoise.report import read_run, summary
+    from equipoise.report.federation_page import federation_summary
 
     if federation is not None:
         if ledger is not None or run_dir is not None:
             raise UsageError("--federation takes folders of sites and --key, no --ledger and no --run-dir.")
         with loading():
             from equipoise.app.federation.gather import gather_federation
-        from equipoise.report.federation_page import federation_summary
 
-        quiet()
         words = " ".join(shlex.quote(one) for one in runs or [])
         command = f"equipoise report {words} --federation SERVER" + " --key KEY" * len(key or [])
         values = gather_federation(federation, runs or [], key or [], command)
@@ -84,15 +83,15 @@ def report(
             raise UsageError(OF_CLIENTS)
         with loading():
             from equipoise.app.federation.folder import report_federation
-        from equipoise.report.federation_page import federation_summary
 
         values = report_federation(folder)
         shown = federation_summary(values)
     else:
-        from equipoise.statements.verify import check_reportable
+        from equipoise.statements.verify import check_consistent, verify_run
 
         quiet()
-        check_reportable(folder, ledger)
+        found = verify_run(folder, ledger_file=ledger)
+        check_consistent(found, "no page was made", besides=("signature", "files"))
         values = report_values(folder)
         shown = summary(read_run(folder), folder)
     answer(values, json_output, shown)
@@ -218,11 +217,9 @@ def export(
     with loading():
         from equipoise.app.export import export_run
 
+    from rich.markup import escape
+
     found = export_run(folder, settings, output or str(Path(folder) / "export"), form=form, schema=schema)
-    if json_output:
-        emit(found)
-    else:
-        for warning in found["warnings"]:
-            open_console(False).print(f"[bold yellow]Warning[/]: {warning}")
-        said = f"{', '.join(found['files'])} in {found['output']}; README.md is the model card"
-        open_console(False).print(said, markup=False)
+    warned = [f"[bold yellow]Warning[/]: {warning}" for warning in found["warnings"]]
+    said = f"{', '.join(found['files'])} in {found['output']}; README.md is the model card"
+    answer(found, json_output, *warned, escape(said))

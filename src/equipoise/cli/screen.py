@@ -46,9 +46,13 @@ def _at_words(text: Text, width: int) -> Text:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Say at once that something happens: PyTorch takes seconds to load. Only a person's screen shows it."""
+    """Say at once that something happens: PyTorch takes seconds to load. Only a person's screen shows it.
+
+    The accountants, which are loaded too, are quiet from then on.
+    """
     with open_console(True).status("starting: loading PyTorch"):
         yield
+        quiet()
 
 
 def quiet() -> None:

@@ -27,7 +27,7 @@ from equipoise.app.run_checks import (
 )
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.app.sweep import Grid, Sweep
-from equipoise.cli.screen import answer, emit, fail, loading, open_console, quiet, warn_of_numbers
+from equipoise.cli.screen import answer, emit, fail, loading, open_console, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -39,6 +39,7 @@ from equipoise.cli.shared_options import (
     OwnModel,
     RunArgument,
     RunDir,
+    UsageError,
     chosen_folder,
 )
 from equipoise.cli.verify_command import Password, read_key, sign_with
@@ -85,13 +86,10 @@ def train(
     with loading():
         from equipoise.app.train import describe_run, train_run
 
-    quiet()
     json_output |= log is not None
     console = open_console(json_output)
     if dry_run:
-        found = describe_run(settings, console)
-        if json_output:
-            emit(found)
+        answer(describe_run(settings, console), json_output)
         return
     found = train_run(settings, console, _writers(log))
     if key is not None and found["finished"]:
@@ -127,14 +125,10 @@ def resume(
     settings = settings_of_run(folder)
     check_own_code(folder, settings, data=data, model=model, method=method, loss=loss)
     if is_federation(folder):
-        if device is not None:
-            raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
-        if log is not None:
-            raise typer.BadParameter("a federation prints no events", param_hint="--log")
-        if stop_fixed_beforehand:
-            raise typer.BadParameter(
-                "a federation ends with its last round; its clients claim what they planned",
-                param_hint="--stop-fixed-beforehand",
+        if device is not None or log is not None or stop_fixed_beforehand:
+            raise UsageError(
+                "--device, --log and --stop-fixed-beforehand are for single runs: a federation runs where it "
+                "was begun, prints no events, and ends with its last round."
             )
         resume_folder(folder, data_dir, json_output)
         return
@@ -142,7 +136,6 @@ def resume(
     with loading():
         from equipoise.app.train import resume_run
 
-    quiet()
     json_output |= log is not None
     console = open_console(json_output)
     found = resume_run(folder, settings, console, _writers(log), stop_fixed_beforehand=stop_fixed_beforehand)
@@ -207,10 +200,7 @@ def federate(
         with loading():
             from equipoise.app.federation.run import describe_federation
 
-        quiet()
-        found = describe_federation(settings, open_console(json_output))
-        if json_output:
-            emit(found)
+        answer(describe_federation(settings, open_console(json_output)), json_output)
         return
     name = f"runs/{base.method}-{base.data_name}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
     check_federation_folder(settings, run_dir or name)
@@ -230,7 +220,6 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
         with loading():
             from equipoise.app.federation.run import run_federation
 
-        quiet()
         console = open_console(json_output)
         found = run_federation(settings, folder, console)
     except KeyboardInterrupt:
@@ -256,7 +245,6 @@ def sweep(
     with loading():
         from equipoise.app.sweep import sweep as run
 
-    quiet()
     console = open_console(json_output)
     folder = asked.base.run_dir or f"runs/sweep-{asked.base.data_name.replace(':', '-')}"
     found = run(asked, folder, out, console)
@@ -294,7 +282,6 @@ def search(
         from equipoise.app.search import search as run
         from equipoise.privacy import PrivateSearch
 
-    quiet()
     folder = asked.base.run_dir or f"runs/search-{asked.base.data_name.replace(':', '-')}"
     found = run(asked, PrivateSearch(mean, shape), folder, open_console(json_output))
     at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found["chosen"].items())
@@ -324,7 +311,6 @@ def compare(comparison: Comparison, json_output: Json = False, run_dir: RunDir =
     with loading():
         from equipoise.app.compare import run_comparison
 
-    quiet()
     console = open_console(json_output)
     found = run_comparison(comparison, run_dir or f"runs/compare-{base.data_name.replace(':', '-')}", console)
     from equipoise.report.comparison_page import comparison_table

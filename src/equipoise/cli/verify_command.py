@@ -1,8 +1,7 @@
-"""``equipoise verify``, ``sign`` and ``search``: statements that others can rely on."""
+"""``equipoise verify`` and ``sign``: statements that others can rely on."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -65,7 +64,7 @@ def verify(
         with suppress(RunFolderError):  # a finding says so
             read = read_run(folder)
             unfinished = read.steps_in_words if read.is_unfinished else ""
-        values = {**_finite(found.to_json()), "unfinished": bool(unfinished)}
+        values = {**found.to_json(), "unfinished": bool(unfinished)}
         text = f"{found}\nThe run is unfinished: {unfinished} steps were taken." if unfinished else str(found)
         consistent = found.consistent
     if json_output:
@@ -88,7 +87,6 @@ def _of_federation(folder: str, key: str | None) -> tuple[dict[str, Any], str, b
         from equipoise.app.federation.folder import verify_federation
         from equipoise.statements.statement import SEEDED
 
-    quiet()
     found = verify_federation(folder, key)
     words = {True: "consistent", False: "NOT CONSISTENT"}
     lines = []
@@ -107,15 +105,7 @@ def _of_federation(folder: str, key: str | None) -> tuple[dict[str, Any], str, b
     ]
     if not all(client.private for client in found.clients.values()):
         lines.append(f"NOT PRIVATE: {SEEDED}")
-    values = _finite(found.to_json())
-    values["clients"] = {name: _finite(one) for name, one in values["clients"].items()}
-    return values, "\n".join(lines), found.consistent
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """An edited statement may hold an epsilon that JSON has no word for."""
-    epsilon = values["epsilon"]
-    return {**values, "epsilon": epsilon if epsilon is not None and math.isfinite(epsilon) else None}
+    return found.to_json(), "\n".join(lines), found.consistent
 
 
 def sign(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from equipoise import _validate
 from equipoise.federated.client import Client
@@ -37,10 +36,7 @@ class ClientPool(Sequence[Client]):
         self._open.move_to_end(index)
         return self._open[index]
 
-    @contextmanager
-    def closing(self) -> Iterator[ClientPool]:
-        try:
-            yield self
-        finally:
-            while self._open:
-                self._open.popitem()[1].close()
+    def close(self) -> None:
+        """Close those that are open."""
+        while self._open:
+            self._open.popitem()[1].close()

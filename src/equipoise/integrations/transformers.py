@@ -23,7 +23,6 @@ from equipoise._extras import of_extra
 from equipoise._files import write_atomically
 from equipoise.data.padding import PadTo
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.methods import Method
 from equipoise.privacy import Budget, PlanUsedUpError, Poisson
@@ -140,6 +139,16 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         f"logits {tuple(logits.shape[1:])} and labels {tuple(labels.shape[1:])} of a record go with no usual "
         "loss; give PrivateTrainer(loss=...), [B] losses"
     )
+
+
+def in_bfloat16(loss: Loss, device: torch.device) -> Loss:
+    """The loss under autocast: a function, since what a function holds can be copied and looked at."""
+
+    def loss_in_bfloat16(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return loss(model, batch)
+
+    return loss_in_bfloat16
 
 
 def record_outputs(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

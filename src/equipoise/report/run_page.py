@@ -6,10 +6,8 @@ files of the run folder alone (see `equipoise.report.run_reader`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -183,8 +181,9 @@ _NOISES = {
 
 def _statement_rows(run: Run) -> list[tuple[str, list[str]]]:
     """Every key of the statement that no other section shows, by its title and in the order of the schema."""
-    schema = json.loads(files("equipoise.statements").joinpath("statement.schema.json").read_text("utf-8"))
-    titles = {key: value["title"] for key, value in schema["properties"].items()}
+    from equipoise.statements.statement import statement_schema  # imports the accountants
+
+    titles = {key: value["title"] for key, value in statement_schema()["properties"].items()}
     statement = {key: run.statement.get(key) for key in (*titles, *run.statement)}
     accountant, word = str(statement["accountant"]), run.guarantee.replace("_", " ")
     seeded = "" if run.is_private else ", were the noise secret. It is not: NOT PRIVATE"

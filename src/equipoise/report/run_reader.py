@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise._run_files import RunFolderError, each_row, file_of_run, read_object
+from equipoise._run_files import RunFolderError, each_row, file_of_run, finite_number, read_object
 from equipoise.report.phrases import SCORES
 
 PUBLISHABLE_FILES = (
@@ -52,11 +52,8 @@ class Run:
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """The points ``(step, value)`` of a metric, where it has a finite value."""
-        return [
-            (float(row["step"]), float(row[metric]))
-            for row in self.metrics
-            if "step" in row and _is_number(row.get(metric))
-        ]
+        found = ((row["step"], finite_number(row.get(metric))) for row in self.metrics if "step" in row)
+        return [(float(step), value) for step, value in found if value is not None]
 
     def last(self, metric: str) -> float | None:
         """The metric's last finite value, or None."""
@@ -102,12 +99,12 @@ class Run:
     @property
     def epsilon(self) -> float | None:
         """Epsilon spent, or None where nothing is promised."""
-        return _number_or_none(self.statement.get("epsilon"))
+        return finite_number(self.statement.get("epsilon"))
 
     @property
     def delta(self) -> float | None:
         """The delta that epsilon belongs to."""
-        return _number_or_none(self.statement.get("delta"))
+        return finite_number(self.statement.get("delta"))
 
     @property
     def guarantee(self) -> str:
@@ -144,7 +141,7 @@ class Run:
     @property
     def _is_short(self) -> bool:
         """Whether fewer steps were taken than planned, and nobody gave the others up."""
-        taken, planned = self.last("step"), _number_or_none(self.details.get("steps"))
+        taken, planned = self.last("step"), finite_number(self.details.get("steps"))
         left = taken is not None and planned is not None and taken < planned
         return left and self.statement.get("stop_fixed_beforehand") is not True
 
@@ -171,9 +168,9 @@ class Run:
         """What a model without inputs would reach on the same records, by the score's name."""
         prefix = "baseline_"
         return {
-            name.removeprefix(prefix): float(value)
+            name.removeprefix(prefix): number
             for name, value in self.details.items()
-            if name.startswith(prefix) and _is_number(value)
+            if name.startswith(prefix) and (number := finite_number(value)) is not None
         }
 
     @property
@@ -239,12 +236,3 @@ def damage_named(name: str, files: str = "statement, metrics or configuration") 
             f"run={name!r}: {files} hold values of another kind than they should "
             f"({type(error).__name__}: {error!s:.200}). Restore the files or repeat the run."
         ) from error
-
-
-def _is_number(value: object) -> bool:
-    # an integer of hundreds of digits is no number that a page could show
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
-
-
-def _number_or_none(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and _is_number(value) else None

@@ -50,12 +50,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dp_accounting import DpEvent
 
 from equipoise._rounding import plain
+from equipoise._run_files import finite_number
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import (
@@ -79,7 +80,6 @@ from equipoise.statements.recompute import (
     compared,
     delta_of,
     differences,
-    finite_number,
     message,
     text_of,
 )
@@ -103,22 +103,21 @@ def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry]) -
     """
     try:
         delta = delta_of(statement)
-        read = _read(journal, statement.get("run"))
-        record = read.record
+        record, lines, views = _read(journal, statement.get("run"))
         # Statements without the key are older than it, and claim the releases made.
         record.stop_fixed_beforehand |= STOP_KEY not in statement
-        candidates = [make_statement(record, delta, others) for others in read.views]
+        candidates = [make_statement(record, delta, others) for others in views]
         # A shared journal goes on after the statement: any state of the others since then will do.
         place = min(range(len(candidates)), key=lambda i: len(differences(statement, candidates[i])))
         findings = compared(statement, candidates[place])
-        findings += _later_runs(read.views[place], read.views[-1], candidates[-1])
+        findings += _later_runs(views[place], views[-1], candidates[-1])
     except JournalError as error:
         return [Finding("journal", False, str(error))]
     # Statement and journal come from somebody else: whatever they break is a finding, never a crash.
     except MALFORMED as error:
         return [Finding("journal", False, f"it is not what this library writes ({message(error)})")]
     return [
-        Finding("journal", True, f"{read.lines} lines of run {record.run}; each release fits the plan"),
+        Finding("journal", True, f"{lines} lines of run {record.run}; each release fits the plan"),
         *_open_questions(record),
         *_stop(record),
         *findings,
@@ -131,23 +130,8 @@ def statement_from_journal(journal: Iterable[Entry], run: str, delta: float, **f
     Raises:
         JournalError: for a journal that does not hold the run, or whose entries do not fit its plan.
     """
-    read = _read(journal, run)
-    return make_statement(read.record, delta, read.views[-1], **facts)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What a whole journal says of one run.
-
-    Attributes:
-        record: of the run.
-        lines: how many are the run's.
-        views: what the other runs cost, at every moment from the run's last costly entry to the end.
-    """
-
-    record: RunRecord
-    lines: int
-    views: list[OtherRuns]
+    record, _, views = _read(journal, run)
+    return make_statement(record, delta, views[-1], **facts)
 
 
 # The entries that change nothing of a run's own cost: a statement of all others was made after the last one.
@@ -156,8 +140,12 @@ _FREE = (VoidEntry, CloseEntry)
 _FREE_TO_OTHERS = (ReleaseEntry, VoidEntry)
 
 
-def _read(journal: Iterable[Entry], run: object) -> _Read:
+def _read(journal: Iterable[Entry], run: object) -> tuple[RunRecord, int, list[OtherRuns]]:
     """Take every entry in: each is held against those before it.
+
+    Returns:
+        The record of the run, how many lines are the run's, and what the other runs cost, at every moment
+        from the run's last costly entry to the end.
 
     Raises:
         JournalError: the journal does not hold the run, or no ledger wrote it.
@@ -180,7 +168,7 @@ def _read(journal: Iterable[Entry], run: object) -> _Read:
         raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {held}")
     own = records.runs[str(run)]
     check_neighbours(records.runs, own.plan.relation, own.plan.unit.name, own.owners)
-    return _Read(own, lines, views)
+    return own, lines, views
 
 
 def _later_runs(then: OtherRuns, now: OtherRuns, together: Statement) -> list[Finding]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from equipoise._relations import ARE_PUBLIC
+from equipoise._run_files import finite_number
 from equipoise._version import ENGINE, __version__
 from equipoise.statements.assumptions import ALLOWED, NAMED, NOT_COMPARED, Assumption, always
-from equipoise.statements.recompute import MALFORMED, Finding, finite_number
+from equipoise.statements.recompute import MALFORMED, Finding
 from equipoise.statements.statement import OF_THE_LEDGER, claims_of, sampling_assumptions
 
 PROGRESS = 0.04

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from equipoise._rounding import plain, rounded_up
+from equipoise._run_files import finite_number
 from equipoise.privacy.errors import JournalError
 from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import Statement, independence_of
@@ -187,14 +188,6 @@ def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) ->
     detail = f"computed again: {text_of(found, digits)}{at}; the statement says {text_of(stated, digits)}"
     others = sorted(wrong - {"epsilon"})
     return Finding("epsilon", not wrong, detail + (f"; wrong: {', '.join(others)}" if others else ""))
-
-
-def finite_number(value: object) -> float | None:
-    """A finite number of a file; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    # an integer of JSON may be beyond every float
-    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def text_of(value: float | None, digits: int) -> str:

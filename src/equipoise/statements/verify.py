@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise._files import PathLike, write_atomically
 from equipoise._lazy import later
 from equipoise._relations import condition_in_words
-from equipoise._run_files import RunFolderError, each_row, file_of_run, read_file, read_object
+from equipoise._run_files import RunFolderError, each_row, file_of_run, finite_number, read_file, read_object
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import Entry, Journal, SearchEntry
@@ -36,7 +36,7 @@ from equipoise.statements.consistency import (
     check_settings,
     texts_of,
 )
-from equipoise.statements.recompute import MALFORMED, Finding, finite_number, message
+from equipoise.statements.recompute import MALFORMED, Finding, message
 from equipoise.statements.statement import SEEDED, Statement, independence_of
 
 if TYPE_CHECKING:
@@ -192,38 +192,21 @@ def sign_run(
     """
     # Before the long check: a wrong password should show at once.
     key = sign.signing_key(key_file, password)
-    check_signable(verify_run(run_dir, ledger_file=ledger_file))
+    check_consistent(verify_run(run_dir, ledger_file=ledger_file), "it was not signed", ("signature",))
     return sign_verified(run_dir, key, ledger_file=ledger_file)
 
 
-def check_signable(found: Verification) -> None:
-    """Refuse what is not consistent; an old signature may be of other files.
+def check_consistent(found: Verification, left_out: str, besides: Sequence[str] = ()) -> None:
+    """Refuse what is not consistent.
+
+    Args:
+        found: of the run.
+        left_out: what is therefore not done, in words.
+        besides: subjects that are not looked at: an old signature may be of other files.
 
     Raises:
         RunFolderError: naming the first thing that is wrong.
     """
-    _refuse(found, ("signature",), "it was not signed")
-
-
-def check_consistent(found: Verification, left_out: str) -> None:
-    """Refuse what is not consistent, its signature included.
-
-    Raises:
-        RunFolderError: naming the first thing that is wrong, and what was therefore left out.
-    """
-    _refuse(found, (), left_out)
-
-
-def check_reportable(run_dir: PathLike, ledger_file: PathLike | None = None) -> None:
-    """Refuse a run whose figures a page would show though they are wrong; its signature is not looked at.
-
-    Raises:
-        RunFolderError: naming the first thing that is wrong.
-    """
-    _refuse(verify_run(run_dir, ledger_file=ledger_file), ("signature", "files"), "no page was made")
-
-
-def _refuse(found: Verification, besides: Sequence[str], left_out: str) -> None:
     wrong = [f"{f.subject}: {f.detail}" for f in found.findings if f.ok is False and f.subject not in besides]
     if wrong:
         raise RunFolderError(
@@ -234,7 +217,7 @@ def _refuse(found: Verification, besides: Sequence[str], left_out: str) -> None:
 def sign_verified(
     run_dir: PathLike, key: Ed25519PrivateKey, *, ledger_file: PathLike | None = None
 ) -> sign.Signature:
-    """Sign a run that `check_signable` let through; arguments as for `sign_run`."""
+    """Sign a run that `check_consistent` let through; arguments as for `sign_run`."""
     folder = Path(run_dir)
     journal = _journal_file(folder, ledger_file)
     lines = None if journal is None else _hash_of_lines(journal, str(_read_statement(folder)["run"]))
@@ -436,10 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
-    if given.json:
-        print(json.dumps(found.to_json()))
-        return not found.consistent
-    print(found)
+    print(json.dumps(found.to_json()) if given.json else found)
     return not found.consistent
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from equipoise._run_files import finite_number
 from equipoise.privacy.ledger.run_record import GUARANTEES
-from equipoise.statements.recompute import finite_number
 
 RESULT = "federation.json"
 DISJOINT = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -28,15 +28,6 @@ __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]
 
 TABLES: Final = 3
 """Tensors of a canary, where they are clipped one by one."""
-
-
-class Sizes(TypedDict):
-    """How large an audit is."""
-
-    canaries: int
-    trainings: int
-    steps: int
-    one_step: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,9 @@ def _drawn_columns(context: Context) -> Tensor:
     return next(iter(columns.values())).flatten(1)
 
 
-MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5, one_step={"canaries": 400, "trainings": 100})
+MANY_SMALL: Final[Mapping[str, Any]] = {
+    "canaries": 400, "trainings": 100, "steps": 5, "one_step": {"canaries": 400, "trainings": 100},
+}  # fmt: skip
 """Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
 
 TURNING: Final[Mapping[str, Any]] = {"kind": "turning", "steps": 2}

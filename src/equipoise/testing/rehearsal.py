@@ -81,14 +81,13 @@ class InMemoryTraining:
         seed: int,
         learning_rate: float = 1.0,
         make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
-        optimizer: torch.optim.Optimizer | None = None,
         unit: Record | Users | str = "record",
         hardened: bool = False,
     ) -> InMemoryTraining:
         """A training at its start; noise and draws follow the seed."""
         given = TrainingInputs.of(
             model=model,
-            optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
+            optimizer=torch.optim.SGD(model.parameters(), lr=learning_rate),
             loss=loss,
             # Canaries are cheap: one microbatch per draw.
             data=Data(data, microbatch_size=max(1, len(next(iter(data.values()))))),

@@ -5,7 +5,6 @@ The picture of a membership test: its curves on logarithmic axes, and what epsil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise._files import write_atomically
-from equipoise._run_files import read_object
+from equipoise._files import write_json
+from equipoise._run_files import finite_number, read_object
 from equipoise.app.build import assemble
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
@@ -28,7 +27,6 @@ from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve, plot
 from equipoise.statements.checks import published_record
-from equipoise.statements.recompute import finite_number
 from equipoise.training.folder.run_folder import load_model
 
 
@@ -121,7 +119,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         },
         "figure": str(figure),
     }
-    write_atomically(Path(folder) / "private" / "audit.json", (json.dumps(found, indent=2) + "\n").encode())
+    write_json(Path(folder) / "private" / "audit.json", found, mode=0o600)
     save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
     return found
 

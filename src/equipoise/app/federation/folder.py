@@ -28,7 +28,7 @@ from equipoise.statements.sign import (
     sign_files,
     signing_key,
 )
-from equipoise.statements.verify import Verification, check_signable, sign_verified, verify_run
+from equipoise.statements.verify import Verification, check_consistent, sign_verified, verify_run
 from equipoise.statements.verify_federation import RESULT, check_federation
 
 SIGNATURE = "federation.sig.json"
@@ -65,14 +65,8 @@ class FederationVerification:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "run_dir": self.run_dir,
-            "consistent": self.consistent,
-            "epsilon": self.epsilon,
-            "signer": self.signer,
-            "problems": list(self.problems),
-            "clients": {name: client.to_json() for name, client in self.clients.items()},
-        }
+        clients = {name: client.to_json() for name, client in self.clients.items()}
+        return {**vars(self), "consistent": self.consistent, "clients": clients}
 
 
 def verify_federation(folder: str, public_key: str | None = None) -> FederationVerification:
@@ -119,7 +113,7 @@ def sign_federation(
     if problems:
         raise RunFolderError(f"run={folder!r} is not consistent, so it was not signed. {problems[0]}")
     for client in clients.values():
-        check_signable(client)
+        check_consistent(client, "it was not signed", ("signature",))
     if not read_result(folder).get("gathered"):  # there the sites have signed
         for client in clients.values():
             sign_verified(client.run_dir, key)

@@ -7,25 +7,21 @@ take it too.
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from equipoise._files import PathLike, make_folder, write_atomically
-from equipoise._run_files import read_object
-from equipoise.app.federation.run import round_values, shared_assumptions
+from equipoise._files import PathLike, make_folder, write_json
+from equipoise._run_files import finite_number, read_object
+from equipoise.app.federation.run import result_values
 from equipoise.federated.server import ServerFolder
 from equipoise.report import RunFolderError
 from equipoise.report.federation_page import write_federation_report
-from equipoise.report.phrases import SCORES
-from equipoise.statements.recompute import finite_number
 from equipoise.statements.verify import SIGNATURE, STATEMENT, check_consistent, verify_run
-from equipoise.statements.verify_federation import RESULT, check_federation, headline
+from equipoise.statements.verify_federation import RESULT, check_federation
 
 
 def gather_federation(
@@ -94,7 +90,7 @@ def gather_federation(
                     shutil.copyfile(place / name, kept / name)
     save_file(dict(rounds.params), folder / "model.safetensors")
     report = write_federation_report(values, folder)
-    write_atomically(folder / RESULT, (json.dumps(values, indent=1) + "\n").encode(), mode=0o644)
+    write_json(folder / RESULT, values)
     return {**values, "run_dir": str(server), "report": str(report)}
 
 
@@ -102,7 +98,6 @@ def _values(
     rounds: Any, own: Sequence[dict[str, Any]], clients: list[dict[str, Any]], command: str
 ) -> dict[str, Any]:
     """What federation.json holds of a federation whose settings lie with its sites."""
-    last = rounds.rounds[-1].metrics
     delta = own[0]["delta"] if own else None
     return {
         "gathered": True,
@@ -115,17 +110,8 @@ def _values(
         },
         "command": command,
         "summary": "statements of its sites, each by itself",
-        "finished": time.strftime("%Y-%m-%d", time.gmtime()),
-        "parameters": sum(value.numel() for value in rounds.params.values()),
-        "rounds": [round_values(done) for done in rounds.rounds],
-        "accuracy": last.get("accuracy"),
-        "evaluation": {name: last[name] for name in last if name in SCORES},
-        **headline(clients),
         "delta": delta,
         "private": all(its["private"] for its in own),
-        "relation": own[0]["relation"] if own else None,
-        "bytes_up": sum(done.bytes_up for done in rounds.rounds),
-        "bytes_down": sum(done.bytes_down for done in rounds.rounds),
-        "assumptions": shared_assumptions([its["assumptions"] for its in own]),
         "clients": clients,
+        **result_values(rounds, clients, own),
     }

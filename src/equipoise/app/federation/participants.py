@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from equipoise.app.build import sampling_kind, whole_draws
 from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
+from equipoise.app.method_settings import check_options
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
@@ -240,7 +241,10 @@ def federation(text: str) -> Federation:
         loss=loss_of(dataset, base.class_weights, base.loss),
         clip_norm=_radius(base.clip_norm),
         recipe=_recipe(base, entry),
-        options=_options(base, entry),
+        options={
+            **entry.defaults(_recipe(base, entry)),
+            **check_options(base.method, entry.options, base.options),
+        },
         public=public,
         client_records=average,
     )
@@ -318,13 +322,3 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
 def _usual_clip_norm(base: RunSettings, entry: FederatedMethod) -> float:
     own = (entry.published or {}) if _recipe(base, entry) == "as_published" else {}
     return float(own.get("clip_norm", CLIP_NORM))
-
-
-def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
-    unknown = sorted(set(base.options) - set(entry.options))
-    if unknown:
-        has = ", ".join(entry.options) or "none"
-        raise SettingsError(
-            f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
-        )
-    return {**entry.defaults(_recipe(base, entry)), **base.options}

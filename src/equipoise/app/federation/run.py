@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from equipoise._files import make_folder, write_atomically
+from equipoise._files import make_folder, write_json
 from equipoise._rounding import plain
 from equipoise._run_files import read_object
 from equipoise._validate import delta_warning
@@ -143,10 +143,10 @@ def _train(text: str, path: Path, console: Console) -> tuple[dict[str, Any], Pat
     make_folder(path, "run_dir")
     schema = made.dataset.schema or {}
     own = {"schema": dict(schema)} if "columns" in schema else {}
-    write_atomically(path / FEDERATION_FILE, json.dumps(json.loads(text) | own).encode())
+    write_json(path / FEDERATION_FILE, json.loads(text) | own, mode=0o600)
     _introduce(made, console)
     maker, parts = ClientMaker(text, str(path / "clients")), range(len(made.parts))
-    with ClientPool(maker.client, len(parts)).closing() as pool:
+    with closing(ClientPool(maker.client, len(parts))) as pool:
         with _progress(made, console) as on_round:
             history = _run_rounds(made, maker, pool, path, on_round)
         with console.status("adding up every client's privacy"):
@@ -154,7 +154,7 @@ def _train(text: str, path: Path, console: Console) -> tuple[dict[str, Any], Pat
     save_file(dict(history.output), path / "model.safetensors")
     found = _values(made, history, clients)
     report = write_federation_report(found, path)
-    write_atomically(path / RESULT, (json.dumps(found, indent=1) + "\n").encode(), mode=0o644)
+    write_json(path / RESULT, found)
     return found, report
 
 
@@ -214,35 +214,46 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
     public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
     doubt = made.strategy().doubt([done.metrics for done in history.rounds])
-    last = history.rounds[-1].metrics
+    found = result_values(history, clients, statements)
     return {
+        **found,
         "settings": settings.public(),
         "command": settings.command(),
         "summary": made.entry.summary,
         "schema": None if made.dataset.schema is None else dict(made.dataset.schema),
-        "finished": time.strftime("%Y-%m-%d", time.gmtime()),
         "data_description": made.dataset.description,
-        "parameters": sum(value.numel() for value in history.params.values()),
         "test_records": len(made.dataset.test),
         "test_records_apart": settings.base.test_records_apart,
-        "rounds": [round_values(done) for done in history.rounds],
-        "accuracy": last.get("accuracy"),
-        "evaluation": {name: last[name] for name in last if name in SCORES},
-        **headline(clients),
         "delta": settings.base.delta,
         "private": not settings.base.reproducible,
-        "relation": statements[0]["relation"] if statements else None,
-        "bytes_up": sum(done.bytes_up for done in history.rounds),
-        "bytes_down": sum(done.bytes_down for done in history.rounds) + public_bytes,
+        "bytes_down": found["bytes_down"] + public_bytes,
         "bytes_public": public_bytes,
         "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
         "warnings": [] if doubt is None else [doubt],
-        "assumptions": shared_assumptions([one["assumptions"] for one in statements]),
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }
 
 
-def shared_assumptions(assumptions: Sequence[Sequence[str]]) -> list[str]:
+def result_values(
+    history: FederationHistory, clients: Sequence[Mapping[str, Any]], statements: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What federation.json holds of rounds and statements, wherever the clients are."""
+    last = history.rounds[-1].metrics
+    return {
+        "finished": time.strftime("%Y-%m-%d", time.gmtime()),
+        "parameters": sum(value.numel() for value in history.params.values()),
+        "rounds": [_round_values(done) for done in history.rounds],
+        "accuracy": last.get("accuracy"),
+        "evaluation": {name: last[name] for name in last if name in SCORES},
+        **headline(clients),
+        "relation": statements[0]["relation"] if statements else None,
+        "bytes_up": sum(done.bytes_up for done in history.rounds),
+        "bytes_down": sum(done.bytes_down for done in history.rounds),
+        "assumptions": _shared_assumptions([one["assumptions"] for one in statements]),
+    }
+
+
+def _shared_assumptions(assumptions: Sequence[Sequence[str]]) -> list[str]:
     """What all clients' statements take as true, and how much else single ones do."""
     if not assumptions:
         return []
@@ -252,7 +263,7 @@ def shared_assumptions(assumptions: Sequence[Sequence[str]]) -> list[str]:
     return common + (own if more else [])
 
 
-def round_values(done: RoundReport) -> dict[str, Any]:
+def _round_values(done: RoundReport) -> dict[str, Any]:
     """A row of federation.json."""
     return {
         "round": done.number,

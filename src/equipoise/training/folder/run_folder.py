@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import stat
@@ -25,7 +24,7 @@ from safetensors import torch as safetensors
 from torch import nn
 
 from equipoise._dtensor import all_values, is_dtensor, local_part
-from equipoise._files import PathLike, explained, make_folder, write_atomically
+from equipoise._files import PathLike, explained, make_folder, write_atomically, write_json
 from equipoise._run_files import RunFolderError, read_file, read_object
 from equipoise.statements.assumptions import Assumption
 from equipoise.training.folder.checkpoint import Checkpoints
@@ -160,7 +159,7 @@ class RunFolder:
         if ledger_file is not None:
             write_atomically(self.private / "ledger_file", os.fsencode(ledger_file), mode=0o600)
         public = {**config, "settings": settings}
-        write_atomically(self.config, (json.dumps(public, indent=2) + "\n").encode(), mode=0o644)
+        write_json(self.config, public)
 
     def write_assumptions(self, found: Iterable[str]) -> None:
         """Put what is assumed by now into the public settings."""
