@@ -134,25 +134,19 @@ class Experiment:
         return Users(self.owner, records_per_user=settings.records_per_user, rows=rows, relation=relation)
 
     @property
-    def drawn(self) -> int:
-        """How many records, or users where they are drawn, the data hold: private."""
-        owner = self.owner if self.settings.user_rows is not None else None
-        return len(self.records) if owner is None else len(owner.unique(dim=0))  # type: ignore[no-untyped-call]
-
-    @property
     def population_warning(self) -> str | None:
         """Where the stated population is far from what the data hold: for the owner only, and in no file."""
-        drawn = "record" if self.settings.user_rows is None else "user"
-        sampling = self.sampling
-        trained = round(self.drawn * (1 - (self.settings.private_validation or 0)))
+        owner = self.owner if self.settings.user_rows is not None else None
+        held = len(self.records) if owner is None else len(owner.unique(dim=0))  # type: ignore[no-untyped-call]
+        drawn, sampling = "record" if owner is None else "user", self.sampling
+        trained = round(held * (1 - (self.settings.private_validation or 0)))
         return population_warning(
             trained, sampling.population, sampling.expected_size, drawn, self.settings.test_share
         )
 
-    def with_scores(self, method: Method) -> WithCanaryScores:
-        """The method, which also adds up the scores of the canaries."""
-        assert self.canaries is not None
-        return WithCanaryScores(method, self.canaries.fields)
+    def with_scores(self, method: Method) -> Method:
+        """The method, which also adds up the scores of the canaries where there are some."""
+        return method if self.canaries is None else WithCanaryScores(method, self.canaries.fields)
 
     @property
     def evaluate(self) -> Evaluation | Score:
@@ -252,8 +246,6 @@ def build_training(
     if isinstance(experiment.model, SufficientStatistics):
         noise = method.plan(make_setting(settings, experiment.sampling, budget)).releases["gradient"]
         experiment.model.noise.fill_(noise.noise_multiplier / experiment.sampling.expected_size)
-    if experiment.canaries is not None:
-        method = experiment.with_scores(method)
     try:
         with population_told_elsewhere():
             return PrivateTraining(
@@ -262,7 +254,7 @@ def build_training(
                 loss=experiment.loss,
                 data=experiment.data,
                 sampling=experiment.sampling,
-                method=method,
+                method=experiment.with_scores(method),
                 budget=budget,
                 unit=experiment.unit,
                 run=make_run(
@@ -295,11 +287,6 @@ def make_sampling(settings: RunSettings, population: int) -> Sampling:
         raise SettingsError(
             f"--batch-size is {size:g}, but the population is {population}. Give --batch-size, at most that "
             "many."
-        )
-    if whole_draws(kind) and not float(size).is_integer():
-        raise SettingsError(
-            f"--batch-size is {size:g}, but --sampling {settings.sampling} takes a whole number of records. "
-            "Give --batch-size."
         )
     one = kind.of_size(size, population, steps=1)
     return replace(one, steps=steps_of(settings.epochs, population, one.expected_size))  # type: ignore[type-var]

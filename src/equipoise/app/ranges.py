@@ -84,15 +84,12 @@ def fill_in_ranges(
     for name, held in zip(left, counts[:, :-1] > 4 * noise, strict=True):
         stated = (columns[name].get(key) for key in ("low", "high"))
         low, high = (end if isinstance(end, int | float) else None for end in stated)
-        held &= (GRID[1:] > (-math.inf if low is None else low)) & (
-            GRID[:-1] < (math.inf if high is None else high)
-        )
+        held &= GRID[1:] > (-math.inf if low is None else low)
+        held &= GRID[:-1] < (math.inf if high is None else high)
         if bool(held.any()):  # else noise drowns it, and it stays to be filled in
-            at = held.nonzero().flatten()
-            found[name] = (
-                float(GRID[at[0]]) if low is None else low,
-                float(GRID[at[-1] + 1]) if high is None else high,
-            )
+            first, last = held.nonzero().flatten()[[0, -1]].tolist()
+            least, largest = float(GRID[first]), float(GRID[last + 1])
+            found[name] = (least if low is None else low, largest if high is None else high)
     for (name, key), (start, stop) in sorted(places.items(), key=lambda place: place[1], reverse=True):
         if name in found:
             text = f"{text[:start]}{found[name][key == 'high']:.10g}{text[stop:]}"

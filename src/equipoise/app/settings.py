@@ -43,6 +43,7 @@ from equipoise.app.option_checks import (
     LARGEST,
     LOSS,
     SettingsError,
+    check_data_and_model,
     check_federated,
     data_form,
     flag,
@@ -371,6 +372,7 @@ class RunSettings:
         Raises:
             SettingsError: naming the option, its value, the reason and the remedy.
         """
+        check_data_and_model(self.data, self.model)
         for wrong, why in chain(self._conflicts(), self._of_data(), self._of_users()):
             if wrong:
                 raise SettingsError(why)
@@ -436,11 +438,6 @@ class RunSettings:
             self.canaries is not None and self.private_validation is not None,
             f"--canaries is {self.canaries}, but canaries are made of test records, in whose place "
             "--private-validation scores. Leave one of them out.",
-        )
-        yield (
-            self.sampling == SUBSETS and self.relation == "add_or_remove_one",
-            "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "
-            "size, which are accounted only under replace-one. Leave --relation out, or sample by poisson.",
         )
         yield (
             self.sampling == SUBSETS and self.canaries is not None,
@@ -765,12 +762,8 @@ class CalibrationSettings:
                 f"--batch-size is {self.batch_size:g}, but --population is {self.population}. Give at most "
                 "that many."
             )
-        self.number_of_steps()
-
-    def number_of_steps(self) -> int:
-        """The steps, or as many as the epochs take."""
         _check_steps(self.steps or 0, f"--steps {self.steps}")
-        return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
+        steps_of(self.epochs or 0.0, self.population, self.batch_size)
 
 
 def steps_of(epochs: float, population: int, batch_size: float, most: int = MOST_STEPS) -> int:

@@ -197,15 +197,11 @@ def _trained(
     if asked.jobs == 1 or len(missing) < 2:
         yield from map(partial(_train_one, asked.base, score), missing)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(asked.jobs, len(missing)), context, _one_thread) as pool:
-        yield from pool.map(partial(_train_one, asked.base, score), missing)
-
-
-def _one_thread() -> None:
     import torch
 
-    torch.set_num_threads(1)
+    context, count = multiprocessing.get_context("spawn"), min(asked.jobs, len(missing))
+    with ProcessPoolExecutor(count, context, torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(partial(_train_one, asked.base, score), missing)
 
 
 _LOADED: list[tuple[RunSettings, DataSet]] = []

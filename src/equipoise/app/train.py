@@ -5,6 +5,7 @@ Settings in, a run folder and plain values out.
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import tempfile
@@ -32,7 +33,6 @@ from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import scores_of
-from equipoise.gradients.compare import Independence
 from equipoise.methods import PublicRecords, find
 from equipoise.published.non_private import NonPrivate
 from equipoise.training import PrivateTraining, Run
@@ -58,8 +58,9 @@ def train_run(
     Raises:
         SettingsError, DataFileError: before anything is spent.
     """
-    settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data_name))
-    assert settings.run_dir is not None
+    name = re.sub("[:.]", "-", settings.data_name)
+    folder = settings.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = replace(settings, run_dir=folder)
     experiment = insert_canaries(assemble_shown(settings, console))
 
     class WithSettings(Run):
@@ -72,16 +73,16 @@ def train_run(
         with console.status("calibrating the noise and checking the gradients"):
             training = build_training(experiment, make_run=WithSettings, writers=writers)
     except FileExistsError:
-        check_new_folder(settings.run_dir)  # another command has begun a run there since
+        check_new_folder(folder)  # another command has begun a run there since
         raise
     _introduce(training, experiment, console)
     try:
-        return _run(training, experiment, settings.run_dir, console)
+        return _run(training, experiment, folder, console)
     except Exception:
         booked = getattr(training.ledger, "record", None)  # of several processes one has it
         if booked is not None and not (training.steps_done or booked.num_draws):
             with suppress(Exception):  # whatever was released stays, as what it cost
-                undo_start(RunFolder(settings.run_dir))
+                undo_start(RunFolder(folder))
         raise
 
 
@@ -107,11 +108,6 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
         "settings": experiment.settings.publishable(),
         "warnings": warned,
     }
-
-
-def independence_of(settings: RunSettings, console: Console) -> Independence:
-    """Whether model and loss of a training keep records apart; nothing is spent, and no folder is left."""
-    return build_training(assemble_shown(settings, console, outline=True)).independence
 
 
 def resume_run(
@@ -145,14 +141,13 @@ def resume_run(
     method = rebuild_method(config, public, kind)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
-        method = experiment.with_scores(method)
     training = PrivateTraining.resume(
         folder,
         experiment.model,
         experiment.optimizer,
         loss=experiment.loss,
         data=experiment.data,
-        method=method,
+        method=experiment.with_scores(method),
         unit=experiment.unit,
         run=Run(scheduler=experiment.scheduler, writers=writers),
         device=settings.device,
@@ -292,11 +287,6 @@ def _check_same(folder: str, config: Mapping[str, Any], experiment: Experiment) 
             f"({before.get('test_records', 0):,} then, {now.get('test_records', 0):,} now), so its scores "
             "would be of neither. Give the files as they were; nothing was spent."
         )
-
-
-def _new_folder(data: str) -> str:
-    name = data.replace(":", "-").replace(".", "-")
-    return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def assemble_shown(settings: RunSettings, console: Console, outline: bool = False) -> Experiment:

@@ -143,17 +143,12 @@ def choose_canaries(
         seed: of the canaries, which an attacker may know; who is in is secret.
         reproducible: let the assignment follow the seed too, for tests.
 
-    Raises:
-        ValueError: no canary.
-
     Example:
         >>> records = Records({"input": torch.randn(8, 3), "label": torch.arange(8) % 2})
         >>> found = choose_canaries(records, 2, 4, seed=0, reproducible=True)
         >>> len(found.insert(records)) == 8 + int(found.present.sum())
         True
     """
-    if count < 1:
-        raise ValueError(f"canaries={count}: give at least 1")
     rng = torch.Generator().manual_seed(seed)
     fields = test[torch.randint(len(test), (count,), generator=rng)]
     shift = torch.randint(1, num_classes, (count,), generator=rng)

@@ -76,10 +76,6 @@ def is_refuted(
         >>> is_refuted(np.array([1.0]), np.array([0.0]), 10, 10, 10, 0.002)  # of random guesses: 2^-10
         True
     """
-    if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(
-            f"correct={correct}, guesses={guesses}, canaries={canaries}: none may exceed the next"
-        )
     right, wrong = alpha * correct / canaries, alpha * (guesses - correct) / canaries
     for below in range(correct - 1, -1, -1):
         # the least x with F(x) >= `right`

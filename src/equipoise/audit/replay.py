@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from equipoise._tree import map_leaves
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.ledger.ledger import Check
 from equipoise.privacy.mechanisms.base import Sums
@@ -71,18 +72,14 @@ class RecordingLedger(PublishedLedger):
             number = len(self.transcript)
             if number >= len(self._replayed):
                 raise IndexError(f"the transcript holds {number} releases; a further one was asked for")
-            asked, held = (_map(lambda t: t.shape, sums) for sums in (fresh, self._replayed[number]))
+            asked, held = (map_leaves(lambda t: t.shape, sums) for sums in (fresh, self._replayed[number]))
             if asked != held:
                 raise ValueError(f"release {number} asks for {asked}, the transcript holds {held}")
-            fresh = _map(torch.clone, self._replayed[number])
-        self.transcript.append(_map(torch.clone, fresh))
+            fresh = map_leaves(torch.clone, self._replayed[number])
+        self.transcript.append(map_leaves(torch.clone, fresh))
         return fresh
 
 
-def _map(function: Any, sums: Mapping[str, Mapping[str, Any]]) -> Any:
-    return {n: {k: function(t) for k, t in tensors.items()} for n, tensors in sums.items()}
-
-
 def _raw_sums(sums: Mapping[str, Mapping[str, Private]]) -> Sums:
-    found: Sums = _map(lambda t: torch.as_tensor(exact(t)).clone(), sums)
+    found: Sums = map_leaves(lambda t: torch.as_tensor(exact(t)).clone(), sums)
     return found

@@ -12,7 +12,7 @@ import typer
 from click.core import ParameterSource
 
 from equipoise._rounding import plain, rounded_up
-from equipoise.app.option_checks import check_data_and_model, flag
+from equipoise.app.option_checks import flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
 from equipoise.cli.screen import answer, loading, open_console
@@ -109,7 +109,6 @@ def neighbours(
 ) -> None:
     """Take steps with one record more, less or replaced, and see what moves; of RUN, or of --data."""
     if run is None and run_dir is None:
-        check_data_and_model(base.data, base.model)
         base.check()
     else:
         context = click.get_current_context()

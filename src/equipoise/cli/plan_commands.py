@@ -17,7 +17,7 @@ from equipoise._rounding import plain, rounded_up, significant
 from equipoise._say import continued
 from equipoise._validate import delta_warning, suggestion
 from equipoise.app.default_settings import RECIPES, recipes
-from equipoise.app.option_checks import check_data_and_model, data_form
+from equipoise.app.option_checks import data_form
 from equipoise.app.settings import CalibrationSettings, RunSettings
 from equipoise.cli.screen import answer, emit, loading, open_console
 from equipoise.cli.settings_options import settings_options
@@ -88,9 +88,9 @@ def check(
 ) -> None:
     """Prove that a model keeps records apart, or say why it is not proved, with exit code 1."""
     data = settings.data
-    check_data_and_model(data, model)
     with loading():
-        from equipoise.app.train import independence_of
+        from equipoise.app.build import build_training
+        from equipoise.app.train import assemble_shown
         from equipoise.gradients import CrossRecordError
 
     console = open_console(json_output)
@@ -100,7 +100,7 @@ def check(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "column |data holds ")
-            found = independence_of(settings, console)
+            found = build_training(assemble_shown(settings, console, outline=True)).independence
         word, reason, said = str(found.word), found.reason, str(found)
     except CrossRecordError as error:
         word, reason, said = "refused", str(error), f"refused: {error}"

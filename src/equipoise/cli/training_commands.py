@@ -15,7 +15,7 @@ import typer
 from equipoise._rounding import plain, rounded_up
 from equipoise._say import at_width, continued
 from equipoise.app.contenders import Comparison
-from equipoise.app.option_checks import check_data_and_model, check_name
+from equipoise.app.option_checks import check_name
 from equipoise.app.run_checks import (
     FEDERATION_FILE,
     check_federation_folder,
@@ -78,7 +78,6 @@ def train(
     """Train a model privately and write a run folder."""
 
     check_name("method", settings.method, registered(), "package.module:Class of an equipoise.Method")
-    check_data_and_model(settings.data, settings.model)
     settings.check()
     if settings.run_dir is not None and not dry_run:
         check_new_folder(settings.run_dir)
@@ -130,7 +129,9 @@ def resume(
                 "--device, --log and --stop-fixed-beforehand are for single runs: a federation runs where it "
                 "was begun, prints no events, and ends with its last round."
             )
-        resume_folder(folder, data_dir, json_output)
+        federation = FederationSettings.read(Path(folder) / FEDERATION_FILE)
+        base = replace(federation.base, data_dir=data_dir or federation.base.data_dir)
+        _run(replace(federation, base=base), folder, json_output)
         return
     settings = replace(settings, data_dir=data_dir or settings.data_dir, device=device or settings.device)
     with loading():
@@ -194,7 +195,6 @@ def federate(
 ) -> None:
     """Train one model on the records of several simulated owners; resumes an interrupted federation."""
     base = settings.base
-    check_data_and_model(base.data, base.model)
     settings.check()
     if dry_run:
         with loading():
@@ -205,14 +205,6 @@ def federate(
     name = f"runs/{base.method}-{base.data_name}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
     check_federation_folder(settings, run_dir or name)
     _run(settings, run_dir or name, json_output)
-
-
-def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
-    """``equipoise resume`` on the folder of a federation; the code that its settings name is run."""
-    settings = FederationSettings.read(Path(folder) / FEDERATION_FILE)
-    if data_dir is not None:
-        settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
-    _run(settings, folder, json_output)
 
 
 def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
@@ -240,7 +232,6 @@ def sweep(
     json_output: Json = False,
 ) -> None:
     """Train every combination of settings: a table, and a picture; resumes an interrupted sweep."""
-    check_data_and_model(asked.base.data, asked.base.model)
     asked.combinations()
     with loading():
         from equipoise.app.sweep import sweep as run
@@ -276,7 +267,6 @@ def search(
     json_output: Json = False,
 ) -> None:
     """Train a random number of runs with settings drawn at random, keep the best, and charge it for all."""
-    check_data_and_model(asked.base.data, asked.base.model)
     asked.combinations()
     with loading():
         from equipoise.app.search import search as run
@@ -306,7 +296,6 @@ def search(
 def compare(comparison: Comparison, json_output: Json = False, run_dir: RunDir = None) -> None:
     """Compare methods at one budget over several seeds; resumes an interrupted comparison."""
     base = comparison.base
-    check_data_and_model(base.data, base.model)
     comparison.check()
     with loading():
         from equipoise.app.compare import run_comparison

@@ -126,20 +126,14 @@ class Client:
         private = None if run.folder is None else Path(run.folder) / "private"
         log = None if private is None else private / "rounds.jsonl"
         begun, *_, self._end = _latest(log)
-        if begun is not None and begun["local_steps"] != local_steps:
-            raise ValueError(
-                f"local_steps={local_steps} differs from the local_steps={begun['local_steps']} that "
-                f"the run in folder={str(run.folder)!r} began with: give the same, or name a new folder. "
-                "Nothing was spent"
-            )
-        kept = sorted(local)
-        if begun is not None and begun.get("local", []) != kept:
-            raise ValueError(
-                f"local={kept} differs from the local={begun.get('local', [])} that the run in "
-                f"folder={str(run.folder)!r} began with: what stays at the client would be sent. Give the "
-                "same. Nothing was spent"
-            )
-        self._kept = kept
+        self._settings = {"local_steps": local_steps, "local": sorted(local)}
+        for name, value in self._settings.items():
+            if begun is not None and (before := begun.get(name, [])) != value:
+                raise ValueError(
+                    f"{name}={value} differs from the {name}={before} that the run in "
+                    f"folder={str(run.folder)!r} began with: give the same, or name a new folder. "
+                    "Nothing was spent"
+                )
         self._training: LocalTraining | None = None
         if self._end is None or run.reproducible or _is_whole(private):
             start: Any = LocalTraining if private is None else LocalTraining.start_or_resume
@@ -312,8 +306,8 @@ class Client:
         training, protocol, begun = self.training, self._protocol, self._begun
         if begun is None or begun["request"] != question:
             self._check_new(number, begun["round"] if begun else 0)
-            begun = {"type": "train", "round": number, "request": question}
-            begun |= {"step": training.steps_done, "local_steps": self.local_steps, "local": self._kept}
+            begun = {"type": "train", "round": number, "request": question, "step": training.steps_done}
+            begun |= self._settings
             self._log.write(begun)  # before anything is released: a client killed now goes on with it
             self._begun = begun
         elif self._queried is not None and self._queried["round"] > number:

@@ -92,13 +92,10 @@ def size_in_bytes(value: Any) -> int:
         value = value.params, value.extras
     elif isinstance(value, Reply):
         value = value.params, value.reports
-    return sum(map(_size, leaves(value)))
-
-
-def _size(leaf: Any) -> int:
-    if isinstance(leaf, bytes | str):
-        return len(leaf)
-    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8
+    return sum(
+        leaf.nbytes if isinstance(leaf, Tensor) else len(leaf) if isinstance(leaf, bytes | str) else 8
+        for leaf in leaves(value)
+    )
 
 
 def check_round(number: Any) -> None:

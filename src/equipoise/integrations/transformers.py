@@ -526,7 +526,9 @@ class PrivateTrainer(Trainer):
                 found.update(
                     super(PrivateTrainer, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
                 )
-            self._unwrap(model)
+            # What accelerate hangs on the model's forward is taken back: steps run what was planned.
+            self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+            self.accelerator.free_memory()
             timing = ("_runtime", "_per_second", "_time")
             numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
             return {name: value for name, value in numbers.items() if not name.endswith(timing)}
@@ -544,11 +546,6 @@ class PrivateTrainer(Trainer):
             load_model(cast(nn.Module, self.model), self.run_dir)
         else:
             super()._load_best_model()
-
-    def _unwrap(self, model: nn.Module) -> None:
-        """Take back what accelerate hangs on the model's forward: steps run what was planned."""
-        self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        self.accelerator.free_memory()
 
     # ---- what is saved
 

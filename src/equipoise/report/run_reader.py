@@ -61,14 +61,6 @@ class Run:
         return points[-1][1] if points else None
 
     @property
-    def other_evaluations(self) -> list[str]:
-        """What was evaluated in addition to the accuracy, what says most first; a page has room for a few."""
-        prefix = "evaluation."
-        names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
-        others = [name for name in SCORES if name in names] + sorted(names - {*SCORES, "best_step"})
-        return [name for name in others if name != "accuracy" and self.curve(prefix + name)][:6]
-
-    @property
     def details(self) -> Mapping[str, Any]:
         """How the run was set up: the command line's settings, or what the training itself noted."""
         experiment = self.config.get("experiment")
@@ -147,9 +139,16 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """The last value of everything that was evaluated; of a model that answers NaN no earlier one."""
-        curves = {name: self.curve(f"evaluation.{name}") for name in ("accuracy", *self.other_evaluations)}
-        last = {name: points[-1] for name, points in curves.items() if points}
+        """The last value of what was evaluated; of a model that answers NaN no earlier one.
+
+        What says most stands first; a page has room for a few.
+        """
+        prefix = "evaluation."
+        names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
+        ordered = [*SCORES, *sorted(names - {*SCORES, "best_step"})]
+        curves = {name: self.curve(prefix + name) for name in ordered if name in names}
+        found = [(name, points[-1]) for name, points in curves.items() if points]
+        last = dict(found[:7])
         since = max(step for step, _ in last.values()) if "finite_answers" in last else 0.0
         return {name: value for name, (step, value) in last.items() if step >= since}
 

@@ -23,7 +23,7 @@ from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.method_settings import check_options
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
-from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise.app.settings import FederationSettings
 from equipoise.app.tasks import loss_of, task_of
 from equipoise.data import DataSet
 from equipoise.data.records import OWNER
@@ -64,7 +64,6 @@ class Federation:
         dataset: prepared for the model; its training records are all clients' together.
         parts: record numbers of each client.
         planned: rounds that each client will be picked for.
-        public: the records declared public, or None.
         setup: the public constants.
         entry: of the method in the table.
     """
@@ -73,7 +72,6 @@ class Federation:
     dataset: DataSet
     parts: list[Tensor]
     planned: list[int]
-    public: dict[str, Tensor] | None
     setup: FederationSetup
     entry: FederatedMethod
 
@@ -87,11 +85,6 @@ class Federation:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The scores of the task on the test records."""
         return task_of(self.dataset, self.settings.base.loss).evaluate(model, self.dataset)
-
-    @property
-    def public_bytes(self) -> int:
-        """Size of the public records, which every client is sent once."""
-        return 0 if self.public is None else sum(t.numel() * t.element_size() for t in self.public.values())
 
     @property
     def busiest(self) -> int:
@@ -203,16 +196,17 @@ def federation(text: str) -> Federation:
     if settings.site_column is not None:
         dataset = replace(dataset, train=dataset.train.without(OWNER))
     average = dataset.population / len(parts)
-    if base.batch_size is not None and base.batch_size > average:  # the default is a share of the average
+    recipe = base.recipe or "library"
+    if recipe not in entry.recipes:
         raise SettingsError(
-            f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
-            "Give at most that many."
+            f"--recipe is {recipe!r}, but --method {base.method} has only {', '.join(entry.recipes)}."
         )
+    published = (entry.published or {}) if recipe == "as_published" else {}
     base = replace(
         filled,
         sampling=base.sampling,
         batch_size=base.batch_size or SAMPLING_RATE * average,
-        clip_norm=base.clip_norm or f"{_usual_clip_norm(base, entry):g}",
+        clip_norm=base.clip_norm or f"{published.get('clip_norm', CLIP_NORM):g}",
         learning_rate=base.learning_rate,  # the default is that of central training
         **_OF_OTHER_TRAININGS,
     )
@@ -240,17 +234,15 @@ def federation(text: str) -> Federation:
         model=model,
         loss=loss_of(dataset, base.class_weights, base.loss),
         clip_norm=_radius(base.clip_norm),
-        recipe=_recipe(base, entry),
+        recipe=recipe,
         options={
-            **entry.defaults(_recipe(base, entry)),
+            **entry.defaults(recipe),
             **check_options(base.method, entry.options, base.options),
         },
         public=public,
         client_records=average,
     )
-    return Federation(
-        settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, entry
-    )
+    return Federation(settings, dataset, parts, [planned[p] for p in range(settings.clients)], setup, entry)
 
 
 def _learning_rate(settings: FederationSettings, average: float, model: nn.Module, longest: float) -> float:
@@ -308,17 +300,3 @@ def _radius(text: str | None) -> float:
             f"--clip-norm is {text!r}, but a federation takes a number. A quantile is learned by --method "
             "dp-fedavg-quantile."
         ) from None
-
-
-def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
-    recipe = base.recipe or "library"
-    if recipe not in entry.recipes:
-        raise SettingsError(
-            f"--recipe is {recipe!r}, but --method {base.method} has only {', '.join(entry.recipes)}."
-        )
-    return recipe
-
-
-def _usual_clip_norm(base: RunSettings, entry: FederatedMethod) -> float:
-    own = (entry.published or {}) if _recipe(base, entry) == "as_published" else {}
-    return float(own.get("clip_norm", CLIP_NORM))

@@ -35,7 +35,7 @@ from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate
 from equipoise.federated.client_pool import ClientPool
-from equipoise.federated.messages import CLIENT_FAILURES
+from equipoise.federated.messages import CLIENT_FAILURES, size_in_bytes
 from equipoise.methods.base import Parameters
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import SCORES, bytes_in_words, score_in_words, score_name
@@ -211,7 +211,8 @@ def _client_values(
 
 def _values(made: Federation, history: FederationHistory, clients: list[dict[str, Any]]) -> dict[str, Any]:
     settings = made.settings
-    public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
+    public = made.setup.public or {}  # every client is sent them once
+    public_bytes = size_in_bytes(public) * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
     doubt = made.strategy().doubt([done.metrics for done in history.rounds])
     found = result_values(history, clients, statements)
@@ -228,7 +229,7 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "private": not settings.base.reproducible,
         "bytes_down": found["bytes_down"] + public_bytes,
         "bytes_public": public_bytes,
-        "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
+        "public_records": len(next(iter(public.values()), ())),
         "warnings": [] if doubt is None else [doubt],
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }

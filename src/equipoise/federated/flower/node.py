@@ -49,18 +49,9 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     """
     app = introduction_app()
 
-    @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
-    def query(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(_reply, kind="query"))
-
-    @app.query(MESSAGE_TYPES["score"].removeprefix("query."))
-    def score(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(_reply, kind="score"))
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, partial(_reply, kind="train"))
-
+    for kind, name in MESSAGE_TYPES.items():
+        register = app.train() if kind == "train" else app.query(name.removeprefix("query."))
+        register(partial(answer_message, build=build, work=partial(_reply, kind=kind)))
     return app
 
 
