@@ -288,6 +288,11 @@ def make_sampling(settings: RunSettings, population: int) -> Sampling:
             f"--batch-size is {size:g}, but the population is {population}. Give --batch-size, at most that "
             "many."
         )
+    if whole_draws(kind) and not float(size).is_integer():
+        raise SettingsError(
+            f"--batch-size is {size:g}, but --sampling {settings.sampling} takes a whole number of records. "
+            "Give --batch-size."
+        )
     one = kind.of_size(size, population, steps=1)
     return replace(one, steps=steps_of(settings.epochs, population, one.expected_size))  # type: ignore[type-var]
 

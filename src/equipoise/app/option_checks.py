@@ -235,7 +235,6 @@ _CALLS = {
     r"Budget\(epsilon, delta, runs=(\d+)\)": r"--runs \1",
     r"(?:run=)?Run\(journal=([^()]*)\)": r"--ledger \1",
     r"\brows='(sum|mean)'": r"--user-rows \1",
-    r"\bexpected_batch_size\b": "batch_size",
     r"\bstop_fixed_beforehand=True": "equipoise resume RUN --stop-fixed-beforehand",
 }
 """What the library's messages ask for, and how a command says it."""

@@ -184,6 +184,10 @@ def _values_of(config: str, context: click.Context) -> dict[str, Any]:
                 f"--config {config!r} has {word!r}, which is no option of {context.command_path}.{meant} "
                 f"`{context.command_path} --help` lists them."
             )
+        if name in found:
+            raise UsageError(
+                f"--config {config!r} sets {flag(name)} twice, under two spellings. Leave one of them out."
+            )
         found[name] = value
     return found
 

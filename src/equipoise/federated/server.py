@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -57,7 +58,13 @@ RoundRequests = Generator[Request, Sequence[Reply], Parameters]
 
 
 class Strategy(ABC):
-    """The server's side of the training."""
+    """The server's side of the training.
+
+    Attributes:
+        carried: what it carries from round to round, tensors and plain values by name, always the same names.
+    """
+
+    carried: Any = MappingProxyType({})
 
     @property
     def name(self) -> str:
@@ -96,15 +103,21 @@ class Strategy(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What it carries from round to round, as tensors and plain values, for a server that restarts."""
-        return {}
+        """What a server that restarts needs."""
+        return dict(self.carried)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
+        """Take over what `state_dict` gave.
+
+        Raises:
+            ValueError: it is another strategy's.
+        """
+        if set(state) != set(self.carried):
             raise ValueError(
-                f"state has {sorted(state)}, but {type(self).__name__} carries nothing: the folder belongs "
-                "to another strategy"
+                f"state has {sorted(state)}, but {type(self).__name__} carries {sorted(self.carried)}: the "
+                "folder belongs to another strategy"
             )
+        self.carried = dict(state)
 
 
 class FedAvg(Strategy):

@@ -91,7 +91,7 @@ def render_page(run: Run) -> str:
             data=data_in_words(details.get("data"), details.get("data_description"), details, unit),
             charts=_charts(run),
             statement=_statement_rows(run),
-            releases=_release_rows(run.statement, unit),
+            releases=_release_rows(run.statement),
             assumptions=by_reader(lines_of(run.statement.get("assumptions"))),
             unit=unit,
             configuration=_configuration_rows(details),
@@ -220,7 +220,7 @@ def _holes(statement: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _release_rows(statement: Mapping[str, Any], unit: str) -> list[list[str]]:
+def _release_rows(statement: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for release in statement.get("releases", []):
         count, used = release.get("count", ""), release.get("used")

@@ -196,6 +196,11 @@ def federation(text: str) -> Federation:
     if settings.site_column is not None:
         dataset = replace(dataset, train=dataset.train.without(OWNER))
     average = dataset.population / len(parts)
+    if base.batch_size is not None and base.batch_size > average:  # the default is a share of the average
+        raise SettingsError(
+            f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
+            "Give at most that many."
+        )
     recipe = base.recipe or "library"
     if recipe not in entry.recipes:
         raise SettingsError(

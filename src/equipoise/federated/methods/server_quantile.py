@@ -90,10 +90,10 @@ class QuantileFedAvg(FedAvg):
 
     def __init__(self, rule: ReleasedQuantile, server_rate: float = 1.0) -> None:
         super().__init__(server_rate)
-        self.rule, self._clip_norm = rule, rule.start()
+        self.rule, self.carried = rule, {"clip_norm": rule.start()}
 
     def extras(self) -> dict[str, Any]:
-        return {"clip_norm": self._clip_norm}
+        return {"clip_norm": self.carried["clip_norm"]}
 
     def refusal(self, request: Request, reply: Reply) -> str | None:
         found = super().refusal(request, reply)
@@ -105,16 +105,8 @@ class QuantileFedAvg(FedAvg):
         shares = [float(reply.reports[SHARE]) for reply in replies]
         # One client's share, whatever number it is, moves the clip norm by one step at most.
         mean = min(max(math.fsum(shares) / len(shares), 0.0), 1.0)
-        self._clip_norm = self.rule.update(self._clip_norm, mean - 0.5, 1.0)
+        self.carried = {"clip_norm": self.rule.update(self.carried["clip_norm"], mean - 0.5, 1.0)}
         return super().aggregate(params, replies)
 
     def metrics(self) -> Mapping[str, float]:
-        return {"radius": self._clip_norm}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"clip_norm": self._clip_norm}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {"clip_norm"}:
-            raise ValueError(f"state has {sorted(state)}, a quantile has a clip norm")
-        self._clip_norm = float(state["clip_norm"])
+        return {"radius": self.carried["clip_norm"]}

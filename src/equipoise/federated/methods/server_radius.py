@@ -21,7 +21,7 @@ from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Card, Context, State, published
-from equipoise.methods.adaptive_rms import RadiusState, RMSClipping, RMSRadius, sampling_at
+from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.configuration import Count, Positive, Share, UpToOne
 from equipoise.privacy.sampling import Sampling
@@ -143,23 +143,20 @@ class AdaptDPFedAvg(FedAvg):
         self, radius: RMSRadius, rounds: int, clients: int, model_clip_norm: float | None = None
     ) -> None:
         super().__init__()
-        if model_clip_norm is not None:
-            _validate.positive(model_clip_norm=model_clip_norm)
+        _validate.positive_if_given(model_clip_norm=model_clip_norm)
         self.model_clip_norm = math.inf if model_clip_norm is None else model_clip_norm
         self.radius, self._releases = radius, rounds * clients
-        self._state: RadiusState = radius.start()
-        self._used = self._state["clip_norm"]
+        self.carried = radius.start()
         self._relative_noise: float | None = None
 
     def round(self, number: int, params: Parameters) -> RoundRequests:
-        limit = {"square_limit": self._state["square_limit"]}
+        limit = {"square_limit": self.carried["square_limit"]}
         self._follow((yield Request(number, params, limit, "query")))
-        self._used = self._state["clip_norm"]
         return (yield from super().round(number, params))
 
     def extras(self) -> dict[str, Any]:
         """The radius of the round."""
-        return {"clip_norm": self._state["clip_norm"]}
+        return {"clip_norm": self.carried["clip_norm"]}
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """The mean of the clients' parameters, clipped to the largest norm of a model."""
@@ -185,7 +182,7 @@ class AdaptDPFedAvg(FedAvg):
         """
         if not replies:
             return
-        limit = self._state["square_limit"]
+        limit = self.carried["square_limit"]
         mean = limit * math.fsum(reply.reports[SQUARES] for reply in replies) / len(replies)
         variance = math.fsum(reply.reports[SQUARES_NOISE] ** 2 for reply in replies)
         noise = limit * math.sqrt(variance) / len(replies)
@@ -193,11 +190,11 @@ class AdaptDPFedAvg(FedAvg):
         if doubt is not None and self.radius.doubt(self._relative_noise or 0.0) is None:
             warnings.warn(doubt, stacklevel=3)
         self._relative_noise = noise / limit
-        self._state = self.radius.update(self._state, mean, noise, self._releases)
+        self.carried = self.radius.update(self.carried, mean, noise, self._releases)
 
     def metrics(self) -> Mapping[str, float]:
         """The round's radius; where it scales itself also s / U, which decides whether it may collapse."""
-        own = {"radius": self._used}
+        own = {"radius": self.carried["clip_norm"]}
         if self.radius.scale == "self" and self._relative_noise is not None:
             own["radius_noise"] = self._relative_noise
         return own
@@ -205,17 +202,3 @@ class AdaptDPFedAvg(FedAvg):
     def doubt(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
         """Whether the noisiest of the rounds' radii may collapse."""
         return self.radius.doubt(max((one.get("radius_noise", 0.0) for one in metrics), default=0.0))
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
-
-        Raises:
-            ValueError: it is another strategy's.
-        """
-        if set(state) != set(self.state_dict()):
-            raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self.state_dict())}")
-        self._state = {name: state[name] for name in self._state}
-        self._used = self._state["clip_norm"]
