@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from equipoise._files import write_json
-from equipoise._run_files import read_object
+from equipoise._run_files import finite_number, read_object
 from equipoise.app.build import assemble
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
@@ -96,7 +96,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
     scores = {"black box": -losses.double().numpy()}
     path = Path(folder) / SCORES_FILE
     if path.is_file():
-        scores["white box"] = np.array(read_object(path).get("scores", ()), dtype=np.float64)
+        scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
     is_proven = run.guarantee == "proven"
@@ -122,6 +122,19 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
     write_json(Path(folder) / "private" / "audit.json", found, mode=0o600)
     save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
     return found
+
+
+def _read_scores(path: Path, count: int) -> np.ndarray:
+    """[count] a finite score of every canary.
+
+    Raises:
+        RunFolderError: the file holds something else.
+    """
+    values = read_object(path).get("scores")
+    numbers = [finite_number(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != count or None in numbers:
+        raise RunFolderError(f"{path} does not hold {count} scores. Restore it from a copy, or remove it.")
+    return np.array(numbers, dtype=np.float64)
 
 
 def roc_curves(found: Mapping[str, Roc], size: int, epsilon: float | None, delta: float) -> list[Curve]:
