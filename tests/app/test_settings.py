@@ -145,6 +145,7 @@ def test_every_scheme_has_a_word():
         ({"sampling": "subsets"}, "--sampling is 'subsets', but it must be poisson, truncated"),
         ({"batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
         ({"sampling": "fixed-epochs", "batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
+        ({"relation": "add_or_remove_one"}, "--relation is add-or-remove-one.*only under replace-one"),
         ({"canaries": 10}, "--canaries is 10"),
     ],
 )

@@ -111,10 +111,12 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     torch.testing.assert_close(found.moved, found.present.double(), atol=0.01, rtol=0, check_dtype=False)
 
 
-def test_a_reference_without_noise_is_seen_through():
+def test_a_reference_without_noise_is_seen_through_and_no_seeds_are_refused():
     found = audit_method("clip-sgd", 2.0, canaries=2000, trainings=1)
     assert found.claimed is None
     assert found.certified > 4
+    with pytest.raises(ValueError, match="seeds"):
+        audit_method("dp-sgd", 1.0, seeds=())
 
 
 @pytest.mark.slow

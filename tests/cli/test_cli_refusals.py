@@ -75,6 +75,7 @@ federate --data people.csv | does not exist
 federate --method baselines.moon:Moon | is no federated method
 federate --method fedpcdp | --public-records
 federate --method dp-fedavg --option tau=1 | is not an option of
+federate --method dp-fedavg --option server_rate.x=0.5 | is not an option of
 federate --method dp-fedavg-quantile --recipe as-published | has only library
 federate --clients 3 --clients-per-round 4 | there are 3 clients
 federate --clip-norm quantile | takes a number

@@ -120,18 +120,21 @@ def option_names(kind: type) -> dict[str, Any]:
     return {name: value for name, value in defaults(kind).items() if name not in ("public", "recipe")}
 
 
-def check_options(name: str, known: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(
+    name: str, known: Iterable[str], options: Mapping[str, Any], *, nested: bool = True
+) -> dict[str, Any]:
     """The options, where the method has them all.
 
     Args:
         name: of the method.
         known: the options that it has.
+        nested: whether an option may have parts of its own, as in inner.clip_norm.
 
     Raises:
         SettingsError: one that it does not have.
     """
     for option in sorted(options):
-        if option.partition(".")[0] not in known:
+        if (option.partition(".")[0] if nested else option) not in known:
             raise SettingsError(
                 f"--option {option} is not an option of method {name}; it has {', '.join(known) or 'none'}."
             )

@@ -440,6 +440,11 @@ class RunSettings:
             "--private-validation scores. Leave one of them out.",
         )
         yield (
+            self.sampling == SUBSETS and self.relation == "add_or_remove_one",
+            "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "
+            "size, which are accounted only under replace-one. Leave --relation out, or sample by poisson.",
+        )
+        yield (
             self.sampling == SUBSETS and self.canaries is not None,
             f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
             "without-replacement needs a public number of records. Sample by poisson.",

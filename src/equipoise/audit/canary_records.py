@@ -117,8 +117,9 @@ class InsertedCanaries:
             content = safetensors.load(path.read_bytes())
             present = content.pop("present")
             fields = {name.removeprefix(FIELD): value for name, value in content.items()}
-            if {len(value) for value in fields.values()} != {len(present)}:
-                raise ValueError("fields and assignment differ in length")
+            lengths = {len(value) for value in fields.values()}
+            if present.dtype != torch.bool or present.ndim != 1 or lengths != {len(present)} or 0 in lengths:
+                raise ValueError("it needs a random assignment, and fields of the same length")
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
         return cls(fields, present)

@@ -107,6 +107,10 @@ def certify_guesses(
         >>> round(certify_guesses(100, 100, 100, 0.0, 0.95).epsilon, 1)
         3.5
     """
+    if not 0 <= correct <= guesses <= canaries:
+        raise ValueError(
+            f"correct={correct}, guesses={guesses}, canaries={canaries}: none may exceed the next"
+        )
     claim = offs or TradeOffs(lambda scale, at: 1 / scale, np.array([delta]))
     scale = claim.least_refuted(
         lambda growth: is_refuted(growth, claim.deltas, canaries, guesses, correct, 1 - confidence)

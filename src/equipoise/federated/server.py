@@ -166,6 +166,8 @@ class FedAvg(Strategy):
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """The next global model from at least one reply; of one, at rate 1, its parameters bit for bit."""
+        if not replies:
+            raise ValueError("replies is empty: keep the global model where nobody answered")
         ends = [self.received(params, reply.params) for reply in replies]
         sizes = {reply.reports[POPULATION] for reply in replies} if self.weights == "size" else {1.0}
         if len(ends) == 1:

@@ -98,7 +98,7 @@ def audit_method(
         unit: of the claim; of users, each canary is one with as many records as the unit has.
 
     Raises:
-        ValueError: an unknown name or relation.
+        ValueError: an unknown name or relation, or no seeds.
         TypeError: an option that the method does not have.
         LedgerError: `hardened`, and the method's noise has no such form.
 
@@ -107,6 +107,8 @@ def audit_method(
         >>> found.holds
         True
     """
+    if not seeds:
+        raise ValueError("seeds is empty: give at least one")
     design = with_options(find_design(method, one_step=one_step), options or {})
     count = canaries or design.canaries
     together = 1 if design.in_turn else count

@@ -242,7 +242,7 @@ def federation(text: str) -> Federation:
         recipe=recipe,
         options={
             **entry.defaults(recipe),
-            **check_options(base.method, entry.options, base.options),
+            **check_options(base.method, entry.options, base.options, nested=False),
         },
         public=public,
         client_records=average,
