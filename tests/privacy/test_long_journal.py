@@ -152,5 +152,5 @@ def test_a_journal_of_a_hundred_thousand_steps():
     command = [sys.executable, str(script), "--steps", "100000"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rows = {row[0]: row for row in (line.split() for line in text.splitlines()[1:])}
-    assert float(rows["open"][1]) < 5  # seconds, 2 on a quiet machine
+    assert float(rows["open"][1]) < 15  # seconds, 2 on a quiet machine; minutes if it grew by the square
     assert max(float(row[3]) for row in rows.values()) < 300

@@ -2,8 +2,8 @@
 
 A row adds m^(-1/2) to one cell of each of m columns, so that its gradient for the loss -sum(cells) has length
 1 at most: a full batch of DP-SGD is the histogram, with noise of multiplier z in each cell. A range goes from
-the first to the last cell that holds more than 4 standard deviations of the noise; of empty ones, one in
-30,000 does. Of a user that `owner` names the rows together add the mean of what they add alone.
+the first to the last cell that holds more than `HELD` standard deviations of the noise. Of a user that
+`owner` names the rows together add the mean of what they add alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from equipoise.training import PrivateTraining, Run, Users
 _STEPS = [digit * 10.0**power for power in range(-3, 10) for digit in (1, 2, 5)]
 GRID = torch.tensor([*(-step for step in reversed(_STEPS)), 0.0, *_STEPS], dtype=torch.double)
 """0, and 1, 2 and 5 times powers of ten, from 0.001 to 5e9 and below 0; the ends hold what lies beyond."""
+
+HELD = 5.0
+"""An empty cell passes once in 3.5 million, so that 1 column in 40,000 gets an end that no record has: at 4,
+one in 400 does, and a range up to 5e9 spoils a column. A larger one loses ends that few records hold."""
 
 
 def fill_in_ranges(
@@ -81,7 +85,7 @@ def fill_in_ranges(
     unit = "record" if of_users is None else Users(of_users, records_per_user=most, rows="mean")
     counts, noise = histogram(torch.from_numpy(np.array(numbers)), population, epsilon, journal, unit)
     found: dict[str, tuple[float, float]] = {}
-    for name, held in zip(left, counts[:, :-1] > 4 * noise, strict=True):
+    for name, held in zip(left, counts[:, :-1] > HELD * noise, strict=True):
         stated = (columns[name].get(key) for key in ("low", "high"))
         low, high = (end if isinstance(end, int | float) else None for end in stated)
         held &= GRID[1:] > (-math.inf if low is None else low)
